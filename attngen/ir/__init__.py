@@ -1,0 +1,1 @@
+"""The three levels: graph (mathematics), program (tiles), schedule (time and warps)."""

@@ -1,0 +1,505 @@
+"""The ops of a schedule: about forty, each one dataclass here, one macro in `templates/ops`, one meaning in the emulator.
+
+Fields are typed; the printed form of an op is `ID kind field=value ...` (see `attngen.ir.text`), so a new op needs no
+printer and no parser. `reads` and `writes` name the buffers and values an op touches: the verifier and the passes see
+ops through them and through `unit` alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from enum import Enum
+
+from attngen.expr import DType, Expr, Op as ExprOp, variables, walk
+
+
+class Unit(Enum):
+    """What executes an op."""
+
+    COPY = "copy"  # asynchronous copies (cp.async, TMA)
+    TENSOR = "tensor"
+    ALU = "alu"
+    SHARED = "shared"  # loads and stores between registers and shared memory
+    GLOBAL = "global"
+    SYNC = "sync"
+
+
+class Scope(Enum):
+    """How often a statement of a `map` runs: by the indices that its value depends on."""
+
+    ITEM = "item"  # b, h, scalars
+    ROW = "row"
+    COL = "col"
+    ELEM = "elem"
+
+
+class Heads(Enum):
+    """Which head index a tensor is addressed with."""
+
+    Q = "q"
+    KV = "kv"
+
+
+class ReduceKind(Enum):
+    MAX = "max"
+    SUM = "sum"
+
+
+class Completion(Enum):
+    READ = "read"  # the source may be overwritten
+    ALL = "all"  # the result is visible in global memory
+
+
+class Assign(Enum):
+    """How an output is combined with what is there: dQ, GQA's dK and dV and table gradients are sums."""
+
+    ASSIGN = "assign"
+    REDUCE_ADD = "reduce_add"
+    ORDERED_ADD = "ordered_add"
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A use of a buffer, value, barrier or ring: `sK[k]`, `rP[v]`, `sV[v].T`. index: slot or copy (where there are
+    several), then the block of rows of a warpgroup; cols: a block of columns, `sK[:w]`."""
+
+    name: str
+    index: tuple[Expr, ...] = ()
+    transposed: bool = False
+    cols: Expr | None = None
+
+
+@dataclass(frozen=True)
+class Stmt:
+    """`target = value` in a scope; `accumulate`: target += value (a row value summed over the elements of the row).
+
+    The target is a value of the role (an element of it, in scope ELEM) or, where no value has the name, a local."""
+
+    scope: Scope
+    target: str
+    value: Expr
+    accumulate: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Op:
+    """Base of all ops. `only`: the tile class in whose ranges the op exists; `when`: a warp-uniform predicate;
+    `note`: for a reader, printed at the end of the line (user code carries its file and line here)."""
+
+    id: str
+    only: str = ""
+    when: Expr | None = None
+    note: str = ""
+
+    unit = Unit.ALU
+
+    def reads(self) -> tuple[Ref, ...]:
+        return tuple(self._refs("reads"))
+
+    def writes(self) -> tuple[Ref, ...]:
+        return tuple(self._refs("writes"))
+
+    def _refs(self, role: str) -> Iterator[Ref]:
+        for f in fields(self):
+            if role in f.metadata.get("access", ()):
+                value = getattr(self, f.name)
+                yield from (value if isinstance(value, tuple) else (value,))
+
+
+def _in() -> Ref:
+    return field(metadata={"access": ("reads",)})  # type: ignore[no-any-return]
+
+
+def _out() -> Ref:
+    return field(metadata={"access": ("writes",)})  # type: ignore[no-any-return]
+
+
+def _inout() -> Ref:
+    return field(metadata={"access": ("reads", "writes")})  # type: ignore[no-any-return]
+
+
+# ---- copies ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpAsync(Op):
+    """16-byte cp.async of a tile's rows [row, row + buffer rows) of tensor `src`; rows >= limit are zero-filled."""
+
+    dst: Ref = _out()
+    src: str
+    heads: Heads
+    row: Expr
+    limit: Expr
+    unit = Unit.COPY
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyTile(Op):
+    """The same copy element by element through registers, for rows that are not 16-byte aligned."""
+
+    dst: Ref = _out()
+    src: str
+    heads: Heads
+    row: Expr
+    limit: Expr
+    unit = Unit.SHARED
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpCommit(Op):
+    """Closes a group of cp.async; groups are numbered by issue order."""
+
+    group: str
+    unit = Unit.SYNC
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpWait(Op):
+    """Waits until at most `pending` newer groups than `group` are in flight."""
+
+    group: str
+    pending: int
+    unit = Unit.SYNC
+
+
+@dataclass(frozen=True, kw_only=True)
+class TmaLoad(Op):
+    """One tile by the copy engine; completes `bar` with its bytes. Rows outside the tensor arrive as zeros."""
+
+    dst: Ref = _out()
+    src: str
+    heads: Heads
+    row: Expr
+    bar: Ref
+    unit = Unit.COPY
+
+
+@dataclass(frozen=True, kw_only=True)
+class TmaStore(Op):
+    """Shared tile to global by the copy engine, one thread; rows outside the tensor are not written."""
+
+    dst: str
+    src: Ref = _in()
+    heads: Heads
+    row: Expr
+    unit = Unit.COPY
+
+
+@dataclass(frozen=True, kw_only=True)
+class TmaReduce(Op):
+    """As tma_store, adding to what is there (fp32)."""
+
+    dst: str
+    src: Ref = _in()
+    heads: Heads
+    row: Expr
+    mode: Assign
+    unit = Unit.COPY
+
+
+@dataclass(frozen=True, kw_only=True)
+class BulkLoad(Op):
+    """A one-dimensional vector (multiple of 16 bytes) by the copy engine; completes `bar`."""
+
+    dst: Ref = _out()
+    src: str
+    at: Expr
+    bytes: int
+    bar: Ref
+    unit = Unit.COPY
+
+
+@dataclass(frozen=True, kw_only=True)
+class BulkCommit(Op):
+    unit = Unit.SYNC
+
+
+@dataclass(frozen=True, kw_only=True)
+class BulkRetire(Op):
+    """Waits until at most `pending` committed bulk groups are unfinished."""
+
+    pending: int
+    until: Completion
+    unit = Unit.SYNC
+
+
+# ---- order -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class CtaSync(Op):
+    unit = Unit.SYNC
+
+
+@dataclass(frozen=True, kw_only=True)
+class MbarWait(Op):
+    bar: Ref
+    unit = Unit.SYNC
+
+
+@dataclass(frozen=True, kw_only=True)
+class MbarArrive(Op):
+    bar: Ref
+    unit = Unit.SYNC
+
+
+@dataclass(frozen=True, kw_only=True)
+class MbarExpect(Op):
+    """Arrive, and expect `bytes` of asynchronous copies in this phase."""
+
+    bar: Ref
+    bytes: int
+    unit = Unit.SYNC
+
+
+@dataclass(frozen=True, kw_only=True)
+class Enter(Op):
+    """Waits for this role's turn in an order ring."""
+
+    ring: str
+    unit = Unit.SYNC
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leave(Op):
+    """Hands the turn to the next role of an order ring."""
+
+    ring: str
+    unit = Unit.SYNC
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sync(Op):
+    """Named barrier over `threads` threads."""
+
+    bar: Ref
+    threads: int
+    unit = Unit.SYNC
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proxy(Op):
+    """fence.proxy.async: earlier generic writes to shared memory become visible to asynchronous reads."""
+
+    unit = Unit.SYNC
+
+
+# ---- tensor cores ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ldmatrix(Op):
+    """The role's rows of a shared tile as an opA fragment."""
+
+    dst: Ref = _out()
+    src: Ref = _in()
+    unit = Unit.SHARED
+
+
+@dataclass(frozen=True, kw_only=True)
+class MmaSync(Op):
+    """d (+)= a . b with mma.sync; a: opA fragment or shared tile, b: shared tile (`.T`: its rows are the columns of d)."""
+
+    d: Ref = _inout()
+    a: Ref = _in()
+    b: Ref = _in()
+    zero: bool = False
+    unit = Unit.TENSOR
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wgmma(Op):
+    """d (+)= a . b as asynchronous wgmma of `group`; zero: the first step overwrites d."""
+
+    d: Ref = _inout()
+    a: Ref = _in()
+    b: Ref = _in()
+    group: str
+    zero: bool = False
+    unit = Unit.TENSOR
+
+
+@dataclass(frozen=True, kw_only=True)
+class Open(Op):
+    """wgmma.fence: starts an issue segment; `regs` are registers written since the last one."""
+
+    regs: tuple[Ref, ...] = ()
+    unit = Unit.SYNC
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit(Op):
+    group: str
+    unit = Unit.SYNC
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retire(Op):
+    """Waits for `group`; how many newer groups may stay in flight follows from the issue order."""
+
+    group: str
+    unit = Unit.SYNC
+
+
+# ---- registers -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Map(Op):
+    """Scalar statements over the elements (or, without ELEM statements, the rows) of the fragment `over`."""
+
+    over: Ref
+    copies: tuple[Ref, ...] = ()  # which copy is meant, for values that have several: `rP[k]`
+    body: tuple[Stmt, ...]
+
+    def _ref(self, name: str) -> Ref:
+        return next((r for r in (self.over, *self.copies) if r.name == name), Ref(name=name))
+
+    def reads(self) -> tuple[Ref, ...]:
+        names = {n: None for s in self.body for e in walk(s.value) if e.op is ExprOp.VAR for n in (e.name,)}
+        names.update({s.target: None for s in self.body if s.accumulate})
+        return tuple(self._ref(n) for n in names)
+
+    def writes(self) -> tuple[Ref, ...]:
+        return tuple(self._ref(n) for n in {s.target: None for s in self.body})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduce(Op):
+    """Row reduction of a fragment over its columns into a row value, across the quad; or of a row value itself
+    (`src` a ROW value: the partial results of the four lanes)."""
+
+    kind: ReduceKind
+    dst: Ref = _out()
+    src: Ref = _in()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vote(Op):
+    """dst = any lane of the warp for which `pred`, over row values, holds for one of its rows."""
+
+    dst: Ref = _out()
+    pred: Expr
+
+    def reads(self) -> tuple[Ref, ...]:
+        return tuple(Ref(name=n) for n in sorted(variables(self.pred)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fill(Op):
+    """Every element of a value becomes `value`."""
+
+    dst: Ref = _out()
+    value: Expr
+
+
+# ---- registers <-> memory ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class StFrag(Op):
+    """Fragment to a shared tile (stmatrix where the target has it); transposed: the tile holds its transpose."""
+
+    dst: Ref = _out()
+    src: Ref = _in()
+    scaled: str = ""  # a row value that multiplies the rows on the way
+    unit = Unit.SHARED
+
+
+@dataclass(frozen=True, kw_only=True)
+class LdFrag(Op):
+    dst: Ref = _out()
+    src: Ref = _in()
+    unit = Unit.SHARED
+
+
+@dataclass(frozen=True, kw_only=True)
+class LdVec(Op):
+    """A COL value from a shared vector."""
+
+    dst: Ref = _out()
+    src: Ref = _in()
+    unit = Unit.SHARED
+
+
+@dataclass(frozen=True, kw_only=True)
+class StTile(Op):
+    """Shared tile to global with 16-byte stores; rows >= limit and columns beyond the head dim are not written."""
+
+    dst: str
+    src: Ref = _in()
+    heads: Heads
+    row: Expr
+    limit: Expr
+    unit = Unit.GLOBAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class StRows(Op):
+    """A ROW value to a per-row tensor (one lane of each quad), rows < limit."""
+
+    dst: str
+    src: Ref = _in()
+    heads: Heads
+    limit: Expr
+    unit = Unit.GLOBAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class RedAdd(Op):
+    """Fragment added to a global fp32 tensor with red.add."""
+
+    dst: str
+    src: Ref = _in()
+    heads: Heads
+    row: Expr
+    limit: Expr
+    mode: Assign
+    unit = Unit.GLOBAL
+
+
+# ---- small kernels -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanTiles(Op):
+    """Classifies the key tiles [lo, hi) of one row tile by evaluating `mask` on every element (warps take tiles in
+    turn), and writes the class of tile n to `dst[.., n]`: 0 empty, 1 masked, 2 full (every key < seqlen_k, every row sees it)."""
+
+    dst: str
+    mask: Expr
+    lo: Expr
+    hi: Expr
+    block_n: int
+    unit = Unit.GLOBAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompactTiles(Op):
+    """From the classes of a row tile to its visit list: dst = [count masked, count full, masked.. , .. full]."""
+
+    dst: str
+    src: str
+    lo: Expr
+    hi: Expr
+    unit = Unit.GLOBAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pointwise(Op):
+    """Scalar statements on one element a thread; a target named like an output tensor is stored."""
+
+    body: tuple[Stmt, ...]
+    unit = Unit.GLOBAL
+
+
+OPS: dict[str, type[Op]] = {}
+
+
+def kind_of(op: type[Op]) -> str:
+    """`CpAsync` -> `cp_async`: the word in the text, and the name of the macro."""
+    return "".join(("_" if i and c.isupper() else "") + c.lower() for i, c in enumerate(op.__name__))
+
+
+OPS.update({kind_of(c): c for c in Op.__subclasses__()})
+DTYPES = {d.value: d for d in DType}

@@ -1,0 +1,147 @@
+"""Level 2: tiles. What one unit of work (a tile of queries of one head) does: loads, contractions, maps, reductions and
+stores over tiles, a loop over the visited key tiles, and values with a space each. No time, no warps, no barriers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from attngen.config import Config
+from attngen.expr import Expr
+from attngen.ir.ops import Heads, Op, Ref, Stmt, Unit
+from attngen.ir.schedule import Access, Elem, Fact, ScalarArg, TensorArg, Workspace
+from attngen.layout import Fragment, SmemLayout
+
+
+class Space(Enum):
+    UNPLACED = "unplaced"
+    SHARED = "shared"
+    REGISTER = "register"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TileValue:
+    """A tile or a row vector of the program. `elem` is what it holds; the place pass fills the rest."""
+
+    name: str
+    elem: Elem
+    rows: int
+    cols: int
+    axes: tuple[str, str]
+    space: Space = Space.UNPLACED
+    layout: SmemLayout | None = None
+    fragment: Fragment | None = None
+    dtype: str = "f32"
+
+    def text(self) -> str:
+        shape = f"[{self.axes[0]}={self.rows}" + (f",{self.axes[1]}={self.cols}]" if self.cols else "]")
+        where = "" if self.space is Space.UNPLACED else f" {self.space.value}"
+        where += f" {self.fragment.value} {self.dtype}" if self.fragment else ""
+        where += f" {self.layout.swizzle.value} pitch {self.layout.pitch}" if self.layout else ""
+        return f"{self.name} {self.elem.value}{shape}{where}"
+
+
+def _ref(*access: str) -> Ref:
+    return field(metadata={"access": access})  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadTile(Op):
+    """Rows [row, row + tile rows) of a tensor; rows >= limit read as zeros."""
+
+    dst: Ref = _ref("writes")
+    src: str
+    heads: Heads
+    row: Expr
+    limit: Expr
+    unit = Unit.COPY
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContractTile(Op):
+    """d (+)= a . b; b transposed when its rows are the columns of d."""
+
+    d: Ref = _ref("reads", "writes")
+    a: Ref = _ref("reads")
+    b: Ref = _ref("reads")
+    zero: bool = False
+    unit = Unit.TENSOR
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreTile(Op):
+    """A tile to the output, its rows multiplied by the row value `scaled` on the way; rows >= limit are not written."""
+
+    dst: str
+    src: Ref = _ref("reads")
+    scaled: str
+    row: Expr
+    limit: Expr
+    unit = Unit.GLOBAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreVector(Op):
+    dst: str
+    src: Ref = _ref("reads")
+    limit: Expr
+    unit = Unit.GLOBAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class TileLoop:
+    """The loop over key tiles: `count` tiles, tile t is key tile `tile`; classes[i] up to counter ends[i]."""
+
+    classes: tuple[str, ...]
+    ends: tuple[Expr, ...]
+    tile: Expr
+    body: tuple[Op, ...]
+
+    @property
+    def count(self) -> Expr:
+        return self.ends[-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    name: str
+    head_dim_qk: int
+    head_dim_v: int
+    config: Config
+    tensors: tuple[TensorArg, ...]
+    scalars: tuple[ScalarArg, ...]
+    lets: tuple[Stmt, ...]
+    values: tuple[TileValue, ...]
+    prologue: tuple[Op, ...]
+    loop: TileLoop
+    epilogue: tuple[Op, ...]
+    workspaces: tuple[Workspace, ...] = ()
+    visit_mask: Expr | None = None  # the mask that the visit table is made from; None: closed forms
+    facts: tuple[Fact, ...] = ()
+
+    def value(self, name: str) -> TileValue | None:
+        return next((v for v in self.values if v.name == name), None)
+
+    def ops(self) -> Iterator[Op]:
+        yield from (*self.prologue, *self.loop.body, *self.epilogue)
+
+    def captures(self) -> tuple[TensorArg, ...]:
+        return tuple(t for t in self.tensors if t.access in (Access.CAPTURE, Access.WORK))
+
+    def __str__(self) -> str:
+        from attngen.exprtext import show
+        from attngen.ir.text import op_lines
+
+        lines = [f"program {self.name}  {self.config}"]
+        lines += [f"  let {s.target} = {show(s.value)}" for s in self.lets]
+        lines += [f"  value {v.text()}" for v in self.values]
+        for op in self.prologue:
+            lines += op_lines(op, 1)
+        classes = ", ".join(f"{c} to {show(e)}" for c, e in zip(self.loop.classes, self.loop.ends, strict=True))
+        lines.append(f"  for t: n = {show(self.loop.tile)}   ({classes})")
+        for op in self.loop.body:
+            lines += op_lines(op, 2)
+        for op in self.epilogue:
+            lines += op_lines(op, 1)
+        return "\n".join(lines) + "\n"

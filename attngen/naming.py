@@ -1,0 +1,87 @@
+"""Names that a kernel can use, the user's names of values, and places in the user's source."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from attngen.errors import Location
+
+_RESERVED_TEXT = (
+    "b h i j n m t p q k v r l s x o d out lse sink scale score seqlen_q seqlen_k stride grid tid warp lane "
+    "tile exp exp2 log log2 tanh sigmoid sqrt floor abs min max where rcp fma f32 i32 inf nan true false "
+    "alignas alignof and asm auto bool break case catch char class const constexpr continue default delete "
+    "do double else enum explicit export extern float for friend goto if inline int long mutable namespace "
+    "new not operator or private protected public register return short signed sizeof static struct switch "
+    "template this throw try typedef typeid typename union unsigned using virtual void volatile while xor "
+    "half blockIdx threadIdx blockDim gridDim"
+)
+_RESERVED = frozenset(_RESERVED_TEXT.split())
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# rS, sQ, ... are the kernel's own values; the others are names that C++ reserves
+_KERNEL_NAME = re.compile(r"[rs][A-Z]|__|_[A-Z]")
+
+
+def c_name(name: str, suffix: str) -> str | None:
+    """`name`, made different by `suffix` where a kernel could not use it; None when it is no C identifier."""
+    if not _IDENTIFIER.fullmatch(name):
+        return None
+    if name in _RESERVED or _KERNEL_NAME.match(name):
+        return name.lstrip("_") + suffix
+    return name
+
+
+def unique(name: str, taken: set[str]) -> str:
+    """`name`, or `name_1`, `name_2`, ...; the result is added to `taken`."""
+    found, n = name, 0
+    while found in taken:
+        n += 1
+        found = f"{name.rstrip('_')}_{n}"
+    taken.add(found)
+    return found
+
+
+def location(file: str, line: int) -> Location:
+    return Location(file, line, linecache.getline(file, line).strip())
+
+
+def defined_at(fn: object) -> Location | None:
+    """Where a callable was written, when it has Python code."""
+    fn = getattr(fn, "func", fn)  # functools.partial
+    method = inspect.getattr_static(type(fn), "__call__", None)
+    code = getattr(fn, "__code__", None) or getattr(method, "__code__", None)
+    return location(code.co_filename, code.co_firstlineno) if code else None
+
+
+def members(scope: list[tuple[str, object]], depth: int) -> Iterator[tuple[str, object]]:
+    """The named values, then their attributes and items, nearest first."""
+    yield from scope
+    if depth and scope:
+        inner: list[tuple[str, object]] = []
+        for name, value in scope:
+            if isinstance(value, (list, tuple)):
+                inner += [(name, v) for v in value]
+            elif isinstance(value, dict):
+                inner += [(k if isinstance(k, str) else name, v) for k, v in list(value.items())[:256]]
+            elif not isinstance(value, (type, torch.Tensor)) and not inspect.ismodule(value):
+                inner += getattr(value, "__dict__", {}).items()
+        yield from members(inner, depth - 1)
+
+
+def callable_name(fn: Callable[..., Any]) -> str:
+    """What a callable is called in descriptions."""
+    fn = getattr(fn, "func", fn)  # functools.partial
+    name: str = getattr(fn, "__name__", type(fn).__name__)
+    return "lambda" if name == "<lambda>" else name
+
+
+def shown(value: object) -> str:
+    """A value in an error message."""
+    if isinstance(value, torch.Tensor):
+        return f"a {value.dtype} tensor of shape {list(value.shape)}"
+    return f"{value!r:.60} ({type(value).__name__})"

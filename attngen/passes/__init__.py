@@ -1,0 +1,1 @@
+"""One file a pass; `pipelines` lists them in order."""

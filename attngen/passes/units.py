@@ -1,0 +1,74 @@
+"""units: Graph -> Graph. Chooses the unit in which a fold keeps its reference.
+
+Before   elements exp2((scale*s - r) * log2e): a subtraction and a multiplication after the scaling
+After    r kept in log2 units of the raw scores: exp2(s*c - r) with c = scale*log2e, one FMA an element
+Needs    the scores are a positive row constant times raw scores, and nothing else
+Why      an FMA an element is what the exponential can overlap with. A negative or zero scale does not commute with the
+         maximum, and any other score keeps natural units: a bias of finfo.min times log2e would overflow to -inf"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from attngen.expr import SCALE, DType, Expr, Op, add, make, mul, neg, rewrite, substitute, var
+from attngen.fold import fold as fold_expr
+from attngen.ir.graph import Fold, Graph, Map, Mask, Node, State
+from attngen.ir.ops import ReduceKind
+from attngen.passes.simplify import LN2, LOG2E
+from attngen.passes.stream import before
+
+
+def units(graph: Graph, scale_positive: bool) -> Graph:
+    fold = next(iter(graph.of(Fold)), None)
+    mask = graph[fold.x] if isinstance(fold, Fold) else None
+    score = graph[mask.x] if isinstance(mask, Mask) else None
+    if not (scale_positive and isinstance(fold, Fold) and isinstance(mask, Mask) and isinstance(score, Map)):
+        return graph
+    maxima = [s.name for s in fold.states if s.kind is ReduceKind.MAX]
+    raw = next((i for i in score.inputs if score.expr is mul(SCALE, var(i, DType.F32))), None)
+    if raw is None or len(maxima) != 1:
+        return graph
+    z, r = var(mask.id, DType.F32), var(maxima[0], DType.F32)
+    c = mul(SCALE, LOG2E)
+
+    def element(e: Expr) -> Expr | None:
+        """(x - r) * log2e with x = scale*z, r = r'/log2e: an FMA; the same for references and the extra element."""
+        if e.op is not Op.MUL or e.args[1] is not LOG2E or e.args[0].op is not Op.SUB:
+            return None
+        x, y = e.args[0].args
+        if y is not r:
+            return None
+        if x is z:
+            return make(Op.FMA, z, c, neg(r))
+        return make(Op.SUB, x, r) if x is before(r.name) else make(Op.FMA, x, LOG2E, neg(r))
+
+    def one(s: State) -> State:
+        if s.kind is ReduceKind.MAX:
+            extra = None if s.extra is None else mul(s.extra, LOG2E)
+            return dataclasses.replace(s, units=c, extra=extra)
+        rewritten = {
+            k: None if v is None else rewrite(v, element)
+            for k, v in (("element", s.element), ("correction", s.correction), ("extra", s.extra))
+        }
+        return dataclasses.replace(s, **rewritten)  # type: ignore[arg-type]
+
+    states = tuple(one(s) for s in fold.states)
+    after = {n for n in graph.edges.successors(r.name)}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if node is fold:
+            nodes.append(dataclasses.replace(fold, states=states))
+        elif node is mask:
+            nodes.append(dataclasses.replace(mask, x=raw))
+        elif isinstance(node, Map) and node.id in after:
+            nodes.append(dataclasses.replace(node, expr=fold_expr(_factored(substitute(node.expr, {r: mul(r, LN2)})))))
+        else:
+            nodes.append(node)
+    return Graph(graph.name, tuple(nodes)).live()
+
+
+def _factored(e: Expr) -> Expr:
+    """a*k + b*k -> (a + b)*k."""
+    if e.op is Op.ADD and all(a.op is Op.MUL for a in e.args) and e.args[0].args[1] is e.args[1].args[1]:
+        return mul(add(e.args[0].args[0], e.args[1].args[0]), e.args[0].args[1])
+    return e

@@ -1,0 +1,58 @@
+"""visit_table: Schedule -> Schedule. Adds the kernel that makes the list of visited tiles, where a mask has no closed form.
+
+Before   a module whose main kernel reads `visit`, and workspaces for it
+After    a kernel in front of it: one CTA a row tile evaluates the mask on every element inside the hull that the interval
+         analysis gives, and writes the tiles that have a visible pair, masked ones from the front, full ones from the back
+Why      exact, in O(S) memory a row tile, and the work is a small fraction of the attention itself"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from attngen.expr import DType, Expr, loads, var, variables
+from attngen.ir.ops import CompactTiles, CtaSync, ScanTiles, Scope, Stmt
+from attngen.ir.program import Program
+from attngen.ir.schedule import Access, Block, Fact, Item, Kernel, Order, Role, Schedule, TensorArg, Work, WorkSource
+from attngen.passes.ranges import ranges
+from attngen.passes.tile import VISIT, bounded, row_lets
+
+WARPS = 8
+
+
+def add_visit_table(schedule: Schedule, program: Program) -> Schedule:
+    if program.visit_mask is None:
+        return schedule
+    mask, block_n = bounded(program.visit_mask), program.config.block_n
+    hull = ranges(program.visit_mask, block_n)
+    lets = (*row_lets(program.config), _let("n_lo", bounded(hull.lo)), _let("n_hi", bounded(hull.hi)))
+    names = {e.name for e in loads(mask)}
+    tensors = tuple(t for t in program.tensors if t.access is Access.CAPTURE and t.name in names)
+    work = tuple(TensorArg(name=w.name, elem=w.elem, rank=len(w.shape), access=Access.WORK) for w in schedule.workspaces)
+    bounds = {"lo": var("n_lo", DType.I32), "hi": var("n_hi", DType.I32)}
+    block = Block(
+        name="scan",
+        ops=(
+            ScanTiles(id="V1", dst="classes", mask=mask, block_n=block_n, **bounds),
+            CtaSync(id="V2"),
+            CompactTiles(id="V3", dst=VISIT, src="classes", **bounds),
+        ),
+    )
+    item = Item(lets=lets, body=(block,))
+    kernel = Kernel(
+        name="visit_table", threads=32 * WARPS, min_ctas=1,
+        work=Work(source=WorkSource.GRID, order=Order.ASCENDING, block_m=program.config.block_m,
+                  per_batch="b" in variables(mask), per_head="h" in variables(mask)),
+        tensors=(*tensors, *work), scalars=tuple(s for s in program.scalars if s.dtype is DType.I32), buffers=(),
+        roles=(Role(name="scan", first_warp=0, warps=WARPS, regs=255, values=(), item=item),),
+    )  # fmt: skip
+    fact = Fact(subject="visit_table", text=f"{32 * WARPS} threads a row tile; one list {_shared(mask)}")
+    return dataclasses.replace(schedule, kernels=(kernel, *schedule.kernels), facts=(*schedule.facts, fact))
+
+
+def _shared(mask: Expr) -> str:
+    used = variables(mask) & {"b", "h"}
+    return {0: "for all batches and heads", 1: f"a {'batch' if 'b' in used else 'head'}", 2: "a batch and head"}[len(used)]
+
+
+def _let(name: str, value: Expr) -> Stmt:
+    return Stmt(scope=Scope.ITEM, target=name, value=value)

@@ -1,0 +1,97 @@
+"""The build gate: a kernel that compiled can still be refused, for what its log or its machine code says."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from attngen.errors import MissingToolError
+from attngen.runtime.compile import Artifact, Resources
+from attngen.runtime.sass import spills_in_loops
+
+# The assembler says so when it gave up on a schedule: wgmma made synchronous, fences added, setmaxnreg
+# dropped.
+LOG_WORDS = ("serialized", "injected", "ignored")
+
+
+class Rule(enum.Enum):
+    """Which check a finding comes from."""
+
+    LOG = "log"
+    SPILL = "spill"
+    LOOP_SPILL = "loop-spill"
+
+
+@dataclass(frozen=True)
+class GateFinding:
+    """One thing the gate saw. A finding that is not fatal is a note."""
+
+    rule: Rule
+    symbol: str | None
+    message: str
+    fatal: bool
+
+
+@dataclass(frozen=True)
+class GateReport:
+    """What the gate found. `sass_checked` is False when machine code had to be read and could not be."""
+
+    findings: tuple[GateFinding, ...]
+    sass_checked: bool
+
+    @property
+    def ok(self) -> bool:
+        return not any(finding.fatal for finding in self.findings)
+
+    def __str__(self) -> str:
+        head = "build gate: passed" if self.ok else "build gate: refused"
+        return "\n".join((head, *(f"  [{item.rule.value}] {item.message}" for item in self.findings)))
+
+
+def check(artifact: Artifact, *, allow_spills: Collection[str] = ()) -> GateReport:
+    """Checks every kernel of a module.
+
+    A spill refuses a kernel, unless its symbol is in `allow_spills` or it is compiled for an architecture
+    with specialised warps (sm_90a), where a role off the critical path may spill. A spill inside a hot loop
+    always does. The machine code is read only where the assembler reports local memory: without any, no loop
+    can spill."""
+    findings = list(_log_findings(artifact.log))
+    sass_checked = True
+    for symbol, used in artifact.resources.items():
+        tolerated = symbol in allow_spills or artifact.arch.endswith("a")
+        findings.extend(_spill_findings(symbol, used, tolerated))
+        if used.stack_bytes or used.spill_store_bytes or used.spill_load_bytes:
+            try:
+                findings.extend(_loop_findings(artifact.cubin, symbol))
+            except MissingToolError as error:
+                sass_checked = False
+                message = f"{symbol}: the loops were not checked for spills: {error}"
+                findings.append(GateFinding(Rule.LOOP_SPILL, symbol, message, fatal=False))
+    return GateReport(tuple(findings), sass_checked)
+
+
+def _log_findings(log: str) -> Iterator[GateFinding]:
+    for line in log.splitlines():
+        if any(word in line.lower() for word in LOG_WORDS):
+            yield GateFinding(Rule.LOG, None, f"the compiler says: {line.strip()}", fatal=True)
+
+
+def _spill_findings(symbol: str, used: Resources, tolerated: bool) -> Iterator[GateFinding]:
+    if used.spill_store_bytes or used.spill_load_bytes:
+        message = (
+            f"{symbol}: {used.spill_store_bytes} bytes of spill stores and {used.spill_load_bytes} "
+            f"of spill loads at {used.registers} registers"
+        )
+        yield GateFinding(Rule.SPILL, symbol, message, fatal=not tolerated)
+
+
+def _loop_findings(cubin: bytes, symbol: str) -> Iterator[GateFinding]:
+    loops: dict[tuple[int, int, bool], int] = {}
+    for spill in spills_in_loops(cubin, symbol):
+        place = (spill.loop_start, spill.loop_end, spill.hot)
+        loops[place] = loops.get(place, 0) + 1
+    for (start, end, hot), count in loops.items():
+        kind = "a hot loop" if hot else "an outer loop"
+        message = f"{symbol}: {count} local-memory accesses in {kind}, SASS {start:#06x} to {end:#06x}"
+        yield GateFinding(Rule.LOOP_SPILL, symbol, message, fatal=hot)

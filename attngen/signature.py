@@ -1,0 +1,163 @@
+"""What a kernel is compiled for, taken from the tensors of a call, and the checks of these tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+from attngen.errors import Location, SignatureError
+from attngen.spec import Attention
+
+HEAD_DIM_STEP, HEAD_DIM_MAX = 8, 256
+VECTOR_BYTES, ELEMENT_BYTES = 16, 2
+
+
+class IoType(Enum):
+    """Storage type of q, k, v and of the output."""
+
+    FP16 = "fp16"
+    BF16 = "bf16"
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return torch.float16 if self is IoType.FP16 else torch.bfloat16
+
+    @property
+    def c_name(self) -> str:
+        """The spelling in generated text."""
+        return self.value
+
+
+_IO_TYPES = {t.torch_dtype: t for t in IoType}
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Compile-time properties of a call. Batch, heads, lengths and strides are run-time arguments."""
+
+    dtype: IoType
+    head_dim_qk: int
+    head_dim_v: int
+    alignment: int = VECTOR_BYTES  # bytes every row of q, k and v is aligned to
+
+    def __post_init__(self) -> None:
+        for name in ("head_dim_qk", "head_dim_v"):
+            value = getattr(self, name)
+            if value % HEAD_DIM_STEP or not HEAD_DIM_STEP <= value <= HEAD_DIM_MAX:
+                raise SignatureError(
+                    f"{name}={value} is not supported. Allowed: multiples of {HEAD_DIM_STEP} from "
+                    f"{HEAD_DIM_STEP} to {HEAD_DIM_MAX}. {_pad_hint(name, value)}"
+                )
+        if self.alignment not in (ELEMENT_BYTES, VECTOR_BYTES):
+            raise SignatureError(
+                f"alignment={self.alignment} is not supported. Allowed: {ELEMENT_BYTES}, {VECTOR_BYTES}"
+            )
+
+
+def _pad_hint(name: str, value: int) -> str:
+    if value > HEAD_DIM_MAX or value < 1:
+        return "Split the heads into smaller ones"
+    up = -(-value // HEAD_DIM_STEP) * HEAD_DIM_STEP
+    if name == "head_dim_v":
+        return f"Pad v with zeros to {up} and cut the output"
+    return f"Pad q and k with zeros to {up} and give scale=1/sqrt({value})"
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Sizes of one call; any of them may be 0."""
+
+    B: int
+    Hq: int
+    Hkv: int
+    Sq: int
+    Sk: int
+
+
+def _aligned(t: torch.Tensor) -> bool:
+    """Every row starts on a vector boundary. The stride of a dimension of size 1 is never used."""
+    rows = (
+        s * t.element_size() % VECTOR_BYTES
+        for n, s in zip(t.shape[:-1], t.stride()[:-1], strict=True)
+        if n > 1
+    )
+    return t.data_ptr() % VECTOR_BYTES == 0 and not any(rows)
+
+
+def signature_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Signature:
+    """The signature of checked tensors [batch, heads, seq, head_dim]."""
+    dtype = _IO_TYPES.get(q.dtype)
+    if dtype is None:
+        raise SignatureError(f"q has dtype {q.dtype}. Allowed: float16, bfloat16. Convert q, k and v")
+    alignment = VECTOR_BYTES if _aligned(q) and _aligned(k) and _aligned(v) else ELEMENT_BYTES
+    return Signature(dtype, q.size(-1), v.size(-1), alignment)
+
+
+def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: Attention) -> Shapes:
+    """Check the tensors of a call against each other and against the tensors of the spec."""
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if t.dim() != 4:
+            raise SignatureError(
+                f"{name} has the shape {list(t.shape)}. Allowed: 4 dimensions [batch, heads, seq, head_dim]"
+            )
+        if t.dtype not in _IO_TYPES:
+            raise SignatureError(
+                f"{name} has dtype {t.dtype}. Allowed: float16, bfloat16. Convert q, k and v"
+            )
+        if t.stride(-1) != 1 and t.size(-1) > 1 and t.numel():
+            raise SignatureError(
+                f"the last dimension of {name} has stride {t.stride(-1)}. Allowed: 1 (the others are free). "
+                f"Call {name}.contiguous()"
+            )
+    for name, t in (("k", k), ("v", v)):
+        for what, own, other in (
+            ("dtype", t.dtype, q.dtype),
+            ("device", t.device, q.device),
+            ("batch", t.size(0), q.size(0)),
+        ):
+            if own != other:
+                raise SignatureError(f"{name} has {what} {own}, q has {other}. They must be equal")
+    if k.size(3) != q.size(3):
+        raise SignatureError(
+            f"k has head_dim {k.size(3)}, q has {q.size(3)}. They must be equal (that of v may differ)"
+        )
+    for what, dim in (("heads", 1), ("keys", 2)):
+        if k.size(dim) != v.size(dim):
+            raise SignatureError(f"v has {v.size(dim)} {what}, k has {k.size(dim)}. They must be equal")
+    shapes = Shapes(q.size(0), q.size(1), k.size(1), q.size(2), k.size(2))
+    if shapes.Hq and (not shapes.Hkv or shapes.Hq % shapes.Hkv):
+        raise SignatureError(
+            f"q has {shapes.Hq} heads, k and v have {shapes.Hkv}. Allowed: a number of key heads that "
+            "divides the query heads"
+        )
+    _check_bound(q, shapes, spec)
+    return shapes
+
+
+def _check_bound(q: torch.Tensor, shapes: Shapes, spec: Attention) -> None:
+    """Devices and shapes of the captured tensors and the sink."""
+    for name, t in spec.tensors.items():
+        if t.device != q.device:
+            where = _at(spec.variant.location_of(name))
+            raise SignatureError(
+                f"the tensor `{name}` is on {t.device}, q is on {q.device}. Move it: "
+                f"{name}.to(q.device){where}"
+            )
+    if spec.sink is not None and spec.sink.size(0) != shapes.Hq:
+        raise SignatureError(
+            f"sink has the shape {list(spec.sink.shape)}. Allowed: [{shapes.Hq}], one logit a query head"
+        )
+    for rule in spec.shape_rules:
+        shape = spec.tensors[rule.capture].shape
+        want = [int(getattr(shapes, axis.value)) for axis in rule.axes]
+        if any(n != w and not (rule.broadcast and n == 1) for n, w in zip(shape, want, strict=True)):
+            axes = ", ".join(f"{axis.value}={w}" for axis, w in zip(rule.axes, want, strict=True))
+            raise SignatureError(
+                f"the tensor `{rule.capture}` has the shape {list(shape)}. Allowed: [{axes}]; {rule.hint}"
+            )
+
+
+def _at(where: Location | None) -> str:
+    return f"\n  at {where}\n    {where.text}" if where else ""

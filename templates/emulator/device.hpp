@@ -1,0 +1,51 @@
+// What the primitives call: the boundary between a generated body, compiled each time, and the runtime, compiled once.
+// Every function acts for the thread that runs; `line` is the body's line, for messages.
+#pragma once
+#include "types.hpp"
+
+namespace emu {
+
+int thread_index();
+int cta_index();
+int grid_extent();
+
+// Dynamic shared memory starts here. Not zero, so that a forgotten base address is out of bounds.
+constexpr u32 SHARED_BASE = 1024;
+
+// Ends the launch with a message; does not return to the kernel.
+[[noreturn]] void fail(int line, const char* format, ...) __attribute__((format(printf, 2, 3)));
+
+// Check an access of `bytes` bytes (its alignment too) and return where its data are.
+const void* global_read(const void* p, int bytes, int line);
+void* global_write(void* p, int bytes, int line);
+const u8* shared_read(u32 addr, int bytes, int line);
+u8* shared_write(u32 addr, int bytes, int line);
+
+void cta_barrier(int line);
+
+// Warp collectives: every lane of the warp calls them at the same line.
+u32 warp_exchange(u32 x, int mask, int line);
+u32 warp_broadcast(u32 x, int line);
+u32 warp_vote(bool x, int line);
+void load_matrices(u32 (&x)[4], u32 addr, bool transposed, int line);
+
+enum class Element16 { bf16, f16 };
+void multiply_m16n8k16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], Element16 element, int line);
+
+void copy_async(u32 dst, const void* src, int src_bytes, int line);
+void copy_async_commit(int line);
+void copy_async_wait(int groups_left, int line);
+
+// One kernel of the body, as the launcher sees it.
+struct KernelEntry {
+  const char* name;
+  int threads;
+  int smem_bytes;
+  u64 params_bytes;
+  void (*call)(const void* params);
+};
+
+}  // namespace emu
+
+// Defined by the build after the body.
+extern const emu::KernelEntry attngen_kernels[];
