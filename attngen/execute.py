@@ -1,0 +1,125 @@
+"""Runs a kernel on tensors: on their GPU, or for CPU tensors in the emulator. The same text either way."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+import torch
+
+from attngen import emulator
+from attngen.arguments import Launch, bind, workspaces
+from attngen.errors import CompileError, MissingToolError
+from attngen.kernel import Generated, Kernel, kernel_for, next_config
+from attngen.runtime.load import LoadedKernel, device_facts, load, runs_on
+from attngen.signature import Shapes
+
+
+def empty_like_rows(q: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """[B, Hq, Sq, head_dim] in the memory order of q, so that a transposed view of [B, S, H, D] comes back as one."""
+    order = sorted(range(3), key=lambda d: (-q.stride(d), d))
+    if any(q.stride(d) == 0 for d in range(3)):
+        order = [0, 1, 2]
+    shape = [q.shape[d] for d in order] + [head_dim]
+    return torch.empty(shape, dtype=q.dtype, device=q.device).permute(*(order.index(d) for d in range(3)), 3)
+
+
+def run(
+    kernel: Kernel, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, captures: Mapping[str, torch.Tensor], scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out [B, Hq, Sq, Dv], lse [B, Hq, Sq] fp32); lse is empty [0] for a variant without a sum."""
+    shapes = Shapes(q.size(0), q.size(1), k.size(1), q.size(2), k.size(2))
+    out = empty_like_rows(q, v.size(3))
+    lse = q.new_empty((shapes.B, shapes.Hq, shapes.Sq) if kernel.has_lse else (0,), dtype=torch.float32)
+    if 0 in (shapes.B, shapes.Hq, shapes.Sq, shapes.Sk):
+        return _nothing_visible(out, lse, captures.get("sink"))
+    scalars: dict[str, int | float] = {
+        "batch": shapes.B, "heads": shapes.Hq, "group": shapes.Hq // shapes.Hkv, "seqlen_q": shapes.Sq, "seqlen_k": shapes.Sk,
+        "scale": scale,
+    }  # fmt: skip
+    tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **captures}
+    launch_module(kernel, tensors, scalars)
+    return out, lse
+
+
+def _nothing_visible(out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """No query or no key: the neutral element, or the sink alone."""
+    out.zero_()
+    if lse.dim() == 3:
+        lse.copy_(sink.float().view(1, -1, 1).expand_as(lse)) if sink is not None else lse.fill_(float("-inf"))
+    return out, lse
+
+
+def launch_module(module: Generated, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, int | float]) -> None:
+    """Launches every kernel of a module on the device of its tensors; nothing waits."""
+    device = next(iter(tensors.values())).device
+    if device.type == "cuda":
+        module = gated(module, device.index)
+    sizes = {k: v for k, v in scalars.items() if isinstance(v, int)}
+    held = {**tensors, **workspaces(module.schedule, sizes, device)}
+    launches = bind(module.schedule, held, scalars)
+    if device.type == "cpu":
+        for item in launches:
+            emulate(module, item, held)
+    else:
+        from attngen.runtime.launch import launch
+
+        for item in launches:
+            launch(loaded(module, item, device.index), grid=item.grid, threads=item.kernel.threads, params=item.params)
+
+
+def device_arch(module: Generated, device_index: int) -> str:
+    """The architecture of the module's target that runs on this device."""
+    capability = device_facts(device_index).capability
+    for arch in reversed(module.target.archs):
+        if runs_on(arch, capability):
+            return arch
+    raise MissingToolError(
+        f"kernels for {module.target.name} run on {', '.join(module.target.archs)}; this device has capability "
+        f"{capability[0]}.{capability[1]}. CPU tensors run in the emulator"
+    )
+
+
+def gated(module: Generated, device_index: int) -> Generated:
+    """The module, or its next configuration in rank if the compiler's result is refused; the change is said."""
+    arch = device_arch(module, device_index)
+    while True:
+        try:
+            module.artifact(arch)
+            return module
+        except CompileError as error:
+            config = next_config(module) if isinstance(module, Kernel) else None
+            if config is None or not isinstance(module, Kernel):
+                raise
+            warnings.warn(f"{module.config} was refused, {config} is used instead: {error}", stacklevel=2)
+            module = kernel_for(module.variant, module.signature, module.target, config)
+
+
+def loaded(module: Generated, item: Launch, device_index: int) -> LoadedKernel:
+    artifact = module.artifact(device_arch(module, device_index))
+    return load(artifact, item.kernel.name, item.kernel.smem_bytes, device_index=device_index)
+
+
+# ---- the emulator ------------------------------------------------------------------------------------------------
+
+
+def regions(tensors: Mapping[str, torch.Tensor], writable: set[str]) -> list[emulator.Region]:
+    """The memory a kernel may touch: from the first to the last element of each tensor."""
+    result = []
+    for name, t in tensors.items():
+        if t.numel():
+            last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+            result.append(emulator.Region(name, t.data_ptr(), (last + 1) * t.element_size(), name in writable))
+    return result
+
+
+def emulate(
+    module: Generated, item: Launch, tensors: Mapping[str, torch.Tensor], mode: emulator.Mode = emulator.Mode.LATE, seed: int = 0
+) -> emulator.Stats:
+    """One launch in the emulator. Raises EmulatorError naming the op at fault."""
+    entries = tuple(emulator.KernelEntry(k.name, k.threads, k.smem_bytes) for k in module.schedule.kernels)
+    built = emulator.build(module.source.body, entries)
+    used = {t.name: t for t in item.kernel.tensors}
+    writable = {n for n, t in used.items() if t.access.value in ("out", "work")}
+    memory = regions({n: tensors[n] for n in used}, writable)
+    return built.run(item.kernel.name, item.grid, item.params, memory, mode, seed, module.source.line_ops)
