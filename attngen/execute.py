@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 
 import torch
 
 from attngen import emulator
 from attngen.arguments import Launch, bind, workspaces
-from attngen.errors import CompileError, MissingToolError
-from attngen.kernel import Generated, Kernel, kernel_for, next_config
+from attngen.errors import MissingToolError
+from attngen.kernel import Generated, Kernel, settled
 from attngen.runtime.load import LoadedKernel, device_facts, load, runs_on
 from attngen.signature import Shapes
 
@@ -53,8 +52,8 @@ def _nothing_visible(out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor | 
 def launch_module(module: Generated, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, int | float]) -> None:
     """Launches every kernel of a module on the device of its tensors; nothing waits."""
     device = next(iter(tensors.values())).device
-    if device.type == "cuda":
-        module = gated(module, device.index)
+    if device.type == "cuda" and isinstance(module, Kernel):
+        module = settled(module, device_arch(module, device.index))
     sizes = {k: v for k, v in scalars.items() if isinstance(v, int)}
     held = {**tensors, **workspaces(module.schedule, sizes, device)}
     launches = bind(module.schedule, held, scalars)
@@ -78,21 +77,6 @@ def device_arch(module: Generated, device_index: int) -> str:
         f"kernels for {module.target.name} run on {', '.join(module.target.archs)}; this device has capability "
         f"{capability[0]}.{capability[1]}. CPU tensors run in the emulator"
     )
-
-
-def gated(module: Generated, device_index: int) -> Generated:
-    """The module, or its next configuration in rank if the compiler's result is refused; the change is said."""
-    arch = device_arch(module, device_index)
-    while True:
-        try:
-            module.artifact(arch)
-            return module
-        except CompileError as error:
-            config = next_config(module) if isinstance(module, Kernel) else None
-            if config is None or not isinstance(module, Kernel):
-                raise
-            warnings.warn(f"{module.config} was refused, {config} is used instead: {error}", stacklevel=2)
-            module = kernel_for(module.variant, module.signature, module.target, config)
 
 
 def loaded(module: Generated, item: Launch, device_index: int) -> LoadedKernel:

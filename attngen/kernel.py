@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import cached_property
 
 from attngen import __version__
@@ -73,8 +74,9 @@ class Generated:
 class Kernel(Generated):
     """What `attngen.compile` makes of a variant. Printable levels: `graph`, `program`, `schedule`, `source`."""
 
-    def __init__(self, variant: Variant, signature: Signature, target: Target, levels: Levels, rejected: tuple[str, ...] = ()) -> None:
-        self.variant, self.signature, self.levels, self.rejected = variant, signature, levels, rejected
+    def __init__(self, variant: Variant, signature: Signature, target: Target, levels: Levels) -> None:
+        self.variant, self.signature, self.levels = variant, signature, levels
+        self.rejected: tuple[str, ...] = ()  # configurations before this one that the build gate refused, and why
         super().__init__(levels.verified, target, variant.description, str(signature), str(levels.config))
 
     @property
@@ -98,6 +100,8 @@ class Kernel(Generated):
 
 
 _kernels: dict[tuple[str, Signature, str, Config | None], Kernel] = {}
+_settled: dict[tuple[Kernel, str], Kernel] = {}
+_log = logging.getLogger("attngen")
 
 
 def kernel_for(variant: Variant, signature: Signature, target: Target, config: Config | None = None) -> Kernel:
@@ -108,8 +112,30 @@ def kernel_for(variant: Variant, signature: Signature, target: Target, config: C
     return _kernels[key]
 
 
+def settled(kernel: Kernel, arch: str) -> Kernel:
+    """The kernel itself if its compiled form passes the build gate, else that of the next configuration in rank which
+    does. What was refused is in its `rejected` and in the log of `attngen`. CompileError when none is left."""
+    key = (kernel, arch)
+    if key not in _settled:
+        current, rejected = kernel, list[str]()
+        while True:
+            try:
+                current.artifact(arch)
+                break
+            except CompileError as error:
+                config = next_config(current)
+                if config is None:
+                    raise
+                rejected.append(f"{current.config}: {error}")
+                _log.info("%s was refused for %s, %s is used instead: %s", current.config, arch, config, error)
+                current = kernel_for(kernel.variant, kernel.signature, kernel.target, config)
+        current.rejected = tuple(rejected)
+        _settled[key] = current
+    return _settled[key]
+
+
 def next_config(kernel: Kernel) -> Config | None:
-    """The candidate that follows a kernel's configuration in rank; None after the last."""
-    ranked = candidates(kernel.signature, kernel.target)
+    """The candidate that follows a kernel's configuration in rank; None after the last, or for one outside the ranks."""
+    ranked = candidates(kernel.variant, kernel.signature, kernel.target)
     at = ranked.index(kernel.config) if kernel.config in ranked else len(ranked)
     return ranked[at + 1] if at + 1 < len(ranked) else None

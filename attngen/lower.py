@@ -12,10 +12,10 @@ from attngen.errors import PassError
 from attngen.expr import Expr, const, variables
 from attngen.ir import ops as o
 from attngen.ir.ops import Heads, Op, ReduceKind, Ref, Scope, Stmt, kind_of
-from attngen.ir.schedule import Block, Buffer, Guard, Kernel, Schedule, Step, Tiles, Value, VerifiedSchedule
+from attngen.ir.schedule import Block, Buffer, Classes, Guard, Kernel, Schedule, Step, Tiles, Value, VerifiedSchedule, ops_of
 from attngen.ir.text import describe
 from attngen.layout import Fragment, SmemLayout
-from attngen.params import fields
+from attngen.params import C_TYPE, fields
 from attngen.render import Argument, call, environment, select_prelude
 
 
@@ -39,6 +39,8 @@ class Source:
 
 
 _PARAMS = ("batch", "heads", "group", "seqlen_q", "seqlen_k")
+
+KSTEP_UNROLL = 4  # k-steps of a contraction of shared tiles that the compiler may interleave: more only costs registers
 
 
 class _KernelLowering:
@@ -99,8 +101,7 @@ class _KernelLowering:
         kind = kind_of(type(op))
         match op:
             case o.CpAsync() | o.CopyTile():
-                head = "h" if op.heads is Heads.Q else "hkv"
-                yield kind, {"dst": self.address(op.dst), "src": op.src, "head": head, "row": self.expr(op.row),
+                yield kind, {"dst": self.address(op.dst), "src": op.src, "row": self.expr(op.row),
                              "limit": self.expr(op.limit), **self.chunks(self.buffer(op.dst).layout, op.src)}  # fmt: skip
             case o.StTile():
                 yield kind, {"dst": op.dst, "src": self.address(op.src), "row": self.expr(op.row),
@@ -144,10 +145,15 @@ class _KernelLowering:
                 raise PassError(f"lower: {self.schedule.target} has no macro for op {op.id} {kind}")
 
     def chunks(self, layout: SmemLayout, tensor: str) -> dict[str, Argument]:
-        threads, total = self.kernel.threads, layout.rows * layout.chunks
+        """How the threads share the 16-byte chunks of a tile: blocks of 2^a columns (a of the swizzle), whole rows of
+        blocks a pass. Conditions that always hold are written as `true`."""
+        block = 1 << layout.xor_bits
+        rows = self.kernel.threads // block
         head_dim = self.schedule.head_dim_qk if tensor in ("q", "k") else self.schedule.head_dim_v
-        return {"chunks": layout.chunks, "true_chunks": head_dim // 8, "total": total, "trips": -(-total // threads),
-                "threads": threads, **swizzle(layout)}  # fmt: skip
+        in_tile = "true" if layout.rows % rows == 0 else f"(int)r0 + r < {layout.rows}"
+        in_head = "true" if head_dim // 8 == layout.chunks else f"group * {block} + (int)ch < {head_dim // 8}"
+        return {"block": block, "groups": layout.chunks // block, "passes": -(-layout.rows // rows), "pass_rows": rows,
+                "in_tile": in_tile, "in_head": in_head, **swizzle(layout)}  # fmt: skip
 
     def mma(self, op: o.MmaSync) -> tuple[str, dict[str, Argument]]:
         d, b = self.values[op.d.name], self.buffer(op.b)
@@ -156,11 +162,11 @@ class _KernelLowering:
             "pairs": d.cols // 16, **{f"b_{k}": v for k, v in swizzle(b.layout).items()},
         }  # fmt: skip
         if op.b.transposed:  # rows of b are columns of d: eight columns by eight k a matrix, k chunks in lanes 8..15, 24..31
-            arguments |= {"ldmatrix_b": "ldmatrix_x4", "b_row": "lane % 8 + lane / 16 * 8", "b_chunk": "lane / 8 % 2",
+            arguments |= {"ldmatrix_b": "ldmatrix_x4", "b_row": "at_lane % 8 + at_lane / 16 * 8", "b_chunk": "at_lane / 8 % 2",
                           "b_row_step": 16, "b_row_kstep": 0, "b_chunk_step": 0, "b_chunk_kstep": 2}  # fmt: skip
             ksteps = b.layout.cols // 16
         else:  # rows of b are k: matrices transposed on the way
-            arguments |= {"ldmatrix_b": "ldmatrix_x4_trans", "b_row": "lane % 16", "b_chunk": "lane / 16",
+            arguments |= {"ldmatrix_b": "ldmatrix_x4_trans", "b_row": "at_lane % 16", "b_chunk": "at_lane / 16",
                           "b_row_step": 0, "b_row_kstep": 16, "b_chunk_step": 2, "b_chunk_kstep": 0}  # fmt: skip
             ksteps = b.layout.rows // 16
         arguments["ksteps"] = ksteps
@@ -168,7 +174,7 @@ class _KernelLowering:
             return "mma_sync_rs", {**arguments, "a": op.a.name}
         a = self.buffer(op.a)
         return "mma_sync_ss", {
-            **arguments, "a": self.address(op.a), "warp_rows": d.rows, **{f"a_{k}": v for k, v in swizzle(a.layout).items()}
+            **arguments, "a": self.address(op.a), "warp_rows": d.rows, "unroll": KSTEP_UNROLL, **{f"a_{k}": v for k, v in swizzle(a.layout).items()}
         }  # fmt: skip
 
     def reduce(self, op: o.Reduce) -> tuple[str, dict[str, Argument]]:
@@ -211,6 +217,8 @@ class _KernelLowering:
         return lines
 
     def tiles(self, node: Tiles) -> list[str]:
+        if node.classes is Classes.BRANCH:
+            return self.branched(node)
         ranges = [
             {
                 "cls": r.cls, "end": self.expr(r.end),
@@ -219,6 +227,37 @@ class _KernelLowering:
             for r in node.ranges
         ]  # fmt: skip
         return call(self.schedule.target, "tiles", {"var": node.var, "start": node.start, "ranges": ranges})
+
+    def branched(self, node: Tiles) -> list[str]:
+        """One body for all classes; ops of one class stand under a uniform branch on the ranges of that class."""
+        lines = self.lets(node.lets)
+        for step in node.step:
+            text = self.steps((step,), step.only)
+            if step.only:
+                inside = " || ".join(self.within(node, k) for k, r in enumerate(node.ranges) if r.cls == step.only)
+                text = [text[0], *call(self.schedule.target, "when", {"predicate": inside, "body": text[1:]})]
+            lines += text
+        last = node.ranges[-1]
+        return call(self.schedule.target, "tiles", {"var": node.var, "start": node.start, "ranges": [
+            {"cls": ", ".join(r.cls for r in node.ranges), "end": self.expr(last.end), "body": "\n".join("  " + x for x in lines)}
+        ]})  # fmt: skip
+
+    def within(self, node: Tiles, k: int) -> str:
+        """The counter lies in range k, given that it lies in one of them."""
+        above = [f"{node.var} >= {self.expr(node.ranges[k - 1].end)}"] if k else []
+        below = [f"{node.var} < {self.expr(node.ranges[k].end)}"] if k + 1 < len(node.ranges) else []
+        return " && ".join([*above, *below])
+
+    def bases(self) -> list[str]:
+        """Where the item's batch and head start in each tensor that tiles are loaded from."""
+        heads = {op.src: op.heads for _, op in ops_of(self.kernel) if isinstance(op, o.CpAsync | o.CopyTile)}
+        lines = []
+        for t in self.kernel.tensors:
+            if t.name in heads:
+                h = "h" if heads[t.name] is Heads.Q else "hkv"
+                place = f"p.{t.name} + (i64)b * p.{t.name}_s0 + (i64){h} * p.{t.name}_s1"
+                lines.append(f"const {C_TYPE[t.elem]}* const {t.name}_bh = {place};")
+        return lines
 
     def lets(self, lets: Sequence[Stmt]) -> list[str]:
         printer = Printer(self.spell, self.elems)
@@ -242,7 +281,7 @@ class _KernelLowering:
                 "const u32 smem = smem_base();",
             ],
             work=call(self.schedule.target, name, {"block_m": work.block_m, "round_up": work.block_m - 1, "heads": heads}),
-            lets=self.lets(self.role.item.lets), values=[declaration(v) for v in self.role.values], body=body,
+            bases=self.bases(), lets=self.lets(self.role.item.lets), values=[declaration(v) for v in self.role.values], body=body,
         ))  # fmt: skip
         return text.strip("\n").split("\n")
 

@@ -79,7 +79,7 @@ def stages(variant: Variant, signature: Signature, target: Target, config: Confi
     program = place(program)
     yield Stage("place", program)
     # order first, then how many copies the order keeps alive, then the barriers that both need, then addresses
-    plan = schedule(program, target, signature.alignment == 16, facts(config, signature, target))
+    plan = schedule(program, target, signature.alignment == 16, facts(config, variant, signature, target))
     yield Stage("schedule", plan)
     plan = expand(plan)
     yield Stage("expand", plan)
@@ -94,7 +94,7 @@ def stages(variant: Variant, signature: Signature, target: Target, config: Confi
 
 def derive(variant: Variant, signature: Signature, target: Target, config: Config | None = None) -> Levels:
     """All levels of a kernel. `config`: the tile shape; None: the best of the rules (attngen.passes.choose)."""
-    chosen = config or candidates(signature, target)[0]
+    chosen = config or candidates(variant, signature, target)[0]
     done = tuple(stages(variant, signature, target, chosen))
     last = done[-1].level
     assert isinstance(last, Schedule)

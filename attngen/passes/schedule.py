@@ -20,7 +20,7 @@ from attngen.ir.ops import Op as AnyOp
 from attngen.fold import fold
 from attngen.ir.program import ContractTile, LoadTile, Program, Space, StoreTile, StoreVector, TileLoop
 from attngen.ir.schedule import (
-    Block, Buffer, Fact, Item, Kernel, Order, Range, Role, Schedule, Tiles, Value, Work, WorkSource,
+    Block, Buffer, Classes, Fact, Item, Kernel, Order, Range, Role, Schedule, Tiles, Value, Work, WorkSource,
 )  # fmt: skip
 from attngen.layout import SmemLayout, Swizzle
 from attngen.target import Target
@@ -133,7 +133,7 @@ def schedule(program: Program, target: Target, aligned: bool, facts: tuple[Fact,
     loop = program.loop
     tiles = Tiles(
         var="t", start=0, ranges=tuple(Range(cls=c, end=e) for c, e in zip(loop.classes, loop.ends, strict=True)),
-        lets=(Stmt(scope=Scope.ITEM, target="n", value=loop.tile),), step=tuple(b.step(points)),
+        lets=(Stmt(scope=Scope.ITEM, target="n", value=loop.tile),), step=tuple(b.step(points)), classes=Classes.BRANCH,
     )  # fmt: skip
     item = Item(
         lets=program.lets,

@@ -84,8 +84,8 @@ def synchronize_kernel(kernel: Kernel) -> Kernel:
     for i, run in enumerate(step):
         if i in waits:
             # the strictest count over the steady state: at the head of the loop fewer groups may be in flight
-            group, pending = min(waits[i], key=lambda w: w[1])
-            body += _barrier(f"W{counter}", group if asynchronous else "", pending)
+            group, pending = min(waits[i], key=lambda w: w[1], default=("", 0))
+            body += _barrier(f"W{counter}", group, pending)
             body += run
             if asynchronous:
                 body.append(CpCommit(id=f"C{counter}", group=group_name(run)))

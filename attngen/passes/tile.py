@@ -145,18 +145,19 @@ class _Tiler:
         return body
 
     def sums(self, used: dict[Expr, Expr]) -> None:
-        """Elements of the sums from the scores, the accumulators corrected, p . v."""
+        """The accumulators corrected, elements of the sums from the scores, p . v."""
         z = {var(self.fold.x, DType.F32): var("rS", DType.F32)}
+        # before the elements: the factors are then dead while scores and weights are both alive
+        for s in self.fold.states:
+            if s.operand and s.name in self.factor:
+                scaled = mul(var("rO", DType.F32), var(self.factor[s.name], DType.F32))
+                self.map("rO", (Stmt(scope=Scope.ELEM, target="rO", value=scaled),))
         targets = [
             Target("rP", value) if s.operand else Target(s.name, value, accumulate=True)
             for s in self.fold.states if s.kind is not ReduceKind.MAX
             for value in (substitute(s.element, {**z, **used}),)
         ]  # fmt: skip
         self.map("rS", self.scopes.split(*targets))
-        for s in self.fold.states:
-            if s.operand and s.name in self.factor:
-                scaled = mul(var("rO", DType.F32), var(self.factor[s.name], DType.F32))
-                self.map("rO", (Stmt(scope=Scope.ELEM, target="rO", value=scaled),))
         self.ops.append(LoadTile(id=self.next_id(), dst=Ref(name="sV"), src="v", heads=Heads.KV,
                                  row=mul(i32("n"), const(self.config.block_n)), limit=SEQLEN_K))
         self.ops.append(ContractTile(id=self.next_id(), d=Ref(name="rO"), a=Ref(name="rP"), b=Ref(name="sV")))  # fmt: skip

@@ -72,4 +72,6 @@ DI bool warp_any(bool x, LINE) { return emu::warp_vote(x, line) != 0; }
 DI bool warp_all(bool x, LINE) { return emu::warp_vote(x, line) == ~0u; }
 DI u32 warp_ballot(bool x, LINE) { return emu::warp_vote(x, line); }
 DI int popc(u32 x) { return __builtin_popcount(x); }
+DI u32 opaque_u32(u32 x) { return x; }
+DI i64 opaque_s64(i64 x) { return x; }
 DI int uniform(int x, LINE) { return (int)emu::warp_broadcast((u32)x, line); }

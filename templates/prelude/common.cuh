@@ -228,3 +228,15 @@ DI int popc(u32 x) { return __popc(x); }
 
 // shfl.sync.idx.b32: x of lane 0
 DI int uniform(int x) { return __shfl_sync(~0u, x, 0); }
+
+// no instruction: x, recomputed from here at each pass, so that a loop does not keep a register for every address in it
+DI u32 opaque_u32(u32 x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+// no instruction: as opaque_u32, for strides
+DI i64 opaque_s64(i64 x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
