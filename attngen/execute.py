@@ -24,7 +24,7 @@ def empty_like_rows(q: torch.Tensor, head_dim: int) -> torch.Tensor:
 
 
 def run(
-    kernel: Kernel, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, captures: Mapping[str, torch.Tensor], scale: float
+    kernel: Generated, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, captures: Mapping[str, torch.Tensor], scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out [B, Hq, Sq, Dv], lse [B, Hq, Sq] fp32); lse is empty [0] for a variant without a sum."""
     shapes = Shapes(q.size(0), q.size(1), k.size(1), q.size(2), k.size(2))
@@ -32,13 +32,22 @@ def run(
     lse = q.new_empty((shapes.B, shapes.Hq, shapes.Sq) if kernel.has_lse else (0,), dtype=torch.float32)
     if 0 in (shapes.B, shapes.Hq, shapes.Sq, shapes.Sk):
         return _nothing_visible(out, lse, captures.get("sink"))
+    run_into(kernel, q, k, v, captures, scale, out, lse)
+    return out, lse
+
+
+def run_into(
+    kernel: Generated, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, captures: Mapping[str, torch.Tensor], scale: float,
+    out: torch.Tensor, lse: torch.Tensor, mode: emulator.Mode = emulator.Mode.LATE, seed: int = 0,
+) -> None:  # fmt: skip
+    """As `run`, into tensors that the caller made, for shapes without a 0. `mode` and `seed`: of the emulator."""
+    shapes = Shapes(q.size(0), q.size(1), k.size(1), q.size(2), k.size(2))
     scalars: dict[str, int | float] = {
         "batch": shapes.B, "heads": shapes.Hq, "group": shapes.Hq // shapes.Hkv, "seqlen_q": shapes.Sq, "seqlen_k": shapes.Sk,
         "scale": scale,
     }  # fmt: skip
     tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **captures}
-    launch_module(kernel, tensors, scalars)
-    return out, lse
+    launch_module(kernel, tensors, scalars, mode, seed)
 
 
 def _nothing_visible(out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,7 +58,10 @@ def _nothing_visible(out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor | 
     return out, lse
 
 
-def launch_module(module: Generated, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, int | float]) -> None:
+def launch_module(
+    module: Generated, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, int | float],
+    mode: emulator.Mode = emulator.Mode.LATE, seed: int = 0,
+) -> None:  # fmt: skip
     """Launches every kernel of a module on the device of its tensors; nothing waits."""
     device = next(iter(tensors.values())).device
     if device.type == "cuda" and isinstance(module, Kernel):
@@ -59,7 +71,7 @@ def launch_module(module: Generated, tensors: Mapping[str, torch.Tensor], scalar
     launches = bind(module.schedule, held, scalars)
     if device.type == "cpu":
         for item in launches:
-            emulate(module, item, held)
+            emulate(module, item, held, mode, seed)
     else:
         from attngen.runtime.launch import launch
 

@@ -52,6 +52,10 @@ class Generated:
     def symbols(self) -> tuple[str, ...]:
         return tuple(k.name for k in self.schedule.kernels)
 
+    @cached_property
+    def has_lse(self) -> bool:
+        return any(t.name == "lse" for t in self.schedule.kernels[-1].tensors)
+
     def artifact(self, arch: str | None = None) -> Artifact:
         """The cubin for `arch` (default: the target's first), past the build gate.
 
@@ -90,10 +94,6 @@ class Kernel(Generated):
     @property
     def config(self) -> Config:
         return self.levels.config
-
-    @cached_property
-    def has_lse(self) -> bool:
-        return any(t.name == "lse" for t in self.schedule.kernels[-1].tensors)
 
     def __repr__(self) -> str:
         return f"Kernel({self.variant.description}, {self.signature}, {self.target.name}, {self.config})"

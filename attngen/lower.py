@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from attngen.cprint import C_DTYPE, Printer
 from attngen.errors import PassError
 from attngen.expr import Expr, const, variables
+from attngen.exprtext import show
 from attngen.ir import ops as o
 from attngen.ir.ops import Heads, Op, ReduceKind, Ref, Scope, Stmt, kind_of
-from attngen.ir.schedule import Block, Buffer, Classes, Guard, Kernel, Schedule, Step, Tiles, Value, VerifiedSchedule, ops_of
+from attngen.ir.schedule import Block, Buffer, Classes, Elem, Guard, Kernel, Schedule, Step, Tiles, Value, VerifiedSchedule, WorkSource, ops_of
 from attngen.ir.text import describe
 from attngen.layout import Fragment, SmemLayout
 from attngen.params import C_TYPE, fields
@@ -101,8 +102,11 @@ class _KernelLowering:
         kind = kind_of(type(op))
         match op:
             case o.CpAsync() | o.CopyTile():
-                yield kind, {"dst": self.address(op.dst), "src": op.src, "row": self.expr(op.row),
-                             "limit": self.expr(op.limit), **self.chunks(self.buffer(op.dst).layout, op.src)}  # fmt: skip
+                inside = f"row0 + r < {self.expr(op.limit)}"
+                if op.first is not None:
+                    inside += f" && row0 + r >= {self.expr(op.first)}"
+                yield kind, {"dst": self.address(op.dst), "src": op.src, "row": self.expr(op.row), "inside": inside,
+                             **self.chunks(self.buffer(op.dst).layout, op.src)}  # fmt: skip
             case o.StTile():
                 yield kind, {"dst": op.dst, "src": self.address(op.src), "row": self.expr(op.row),
                              "limit": self.expr(op.limit), **self.chunks(self.buffer(op.src).layout, op.dst)}  # fmt: skip
@@ -131,6 +135,8 @@ class _KernelLowering:
             case o.StRows():
                 yield kind, {"rows": self.values[op.src.name].rows // 8, "dst": op.dst, "src": op.src.name,
                              "i0": self.row0, "limit": self.expr(op.limit)}  # fmt: skip
+            case o.Pointwise():
+                yield kind, {"lines": list(self.pointwise(op))}
             case o.ScanTiles():
                 printer = Printer(self.spell, self.elems)
                 yield kind, {
@@ -205,6 +211,25 @@ class _KernelLowering:
             })  # fmt: skip
         return "map", {"lines": lines}
 
+    def pointwise(self, op: o.Pointwise) -> Iterator[str]:
+        """Statements on one element; a target that is an output tensor is stored (a row's by its first element)."""
+        tensors = {t.name: t for t in self.kernel.tensors}
+        for s in op.body:
+            printer = Printer(self.spell, self.elems)
+            yield f"// {s.target} = {show(s.value)}"
+            if s.target not in tensors:
+                yield f"const {C_DTYPE[s.value.dtype]} {s.target} = {printer(s.value)};"
+                continue
+            t = tensors[s.target]
+            index = ["b", "h", "i", "j"][: t.rank]
+            at = " + ".join(f"(i64){x} * p.{t.name}_s{k}" if k < t.rank - 1 else x for k, x in enumerate(index))
+            arguments: dict[str, Argument] = {"dst": t.name, "at": at, "value": printer(s.value)}
+            if t.elem is Elem.F32:
+                text = call(self.schedule.target, "store_f32", arguments)
+            else:
+                text = call(self.schedule.target, "store_packed", {**arguments, "pack": f"pack_{t.elem.value}x2"})
+            yield from text if t.rank == 4 else call(self.schedule.target, "when", {"predicate": "j == 0", "body": text})
+
     # ---- control -------------------------------------------------------------------------------------------------
 
     def steps(self, steps: Sequence[Step], cls: str) -> list[str]:
@@ -272,7 +297,9 @@ class _KernelLowering:
             body += self.steps(node.ops, "") if isinstance(node, Block) else self.tiles(node)
         kernel, work = self.kernel, self.kernel.work
         name = f"work_{work.source.value}_{work.order.value}"
-        heads = "p.heads" if work.per_head else "1"
+        place: dict[str, Argument] = {"threads": kernel.threads}
+        if work.source is not WorkSource.ELEMENTS:
+            place = {"block_m": work.block_m, "round_up": work.block_m - 1, "heads": "p.heads" if work.per_head else "1"}
         text = str(environment().get_template("kernel.cu.jinja").module.kernel(  # type: ignore[attr-defined]
             name=kernel.name, threads=kernel.threads, min_ctas=kernel.min_ctas, params=[f.declaration for f in fields(kernel)],
             asserts=[f'static_assert(sizeof({kernel.name}_params) <= 4096, "parameters exceed what a launch can pass");'],
@@ -280,7 +307,7 @@ class _KernelLowering:
                 "const int tid = thread_id(), warp = uniform(tid / 32), lane = tid % 32, quad = lane % 4;",
                 "const u32 smem = smem_base();",
             ],
-            work=call(self.schedule.target, name, {"block_m": work.block_m, "round_up": work.block_m - 1, "heads": heads}),
+            work=call(self.schedule.target, name, place),
             bases=self.bases(), lets=self.lets(self.role.item.lets), values=[declaration(v) for v in self.role.values], body=body,
         ))  # fmt: skip
         return text.strip("\n").split("\n")

@@ -16,7 +16,7 @@ def reference(
     group = q.size(1) // max(k.size(1), 1)
     q = q.to(dtype)
     k, v = (t.to(dtype).repeat_interleave(group, dim=1) for t in (k, v))
-    mask, env = _mask(spec, q, k)
+    mask, env = visibility(spec, q, k)
     # a key that no query sees takes no part, whatever is stored there (also NaN, also in the gradient)
     seen = mask.any(dim=2)[..., None]
     k, v = torch.where(seen, k, 0.0), torch.where(seen, v, 0.0)
@@ -29,7 +29,7 @@ def reference(
     return _softmax(score, v, spec.sink)
 
 
-def _mask(spec: Attention, q: Tensor, k: Tensor) -> tuple[Tensor, dict[str, Tensor | int]]:
+def visibility(spec: Attention, q: Tensor, k: Tensor) -> tuple[Tensor, dict[str, Tensor | int]]:
     """The mask over the whole grid, and the values of the index variables."""
     shape = (q.size(0), q.size(1), q.size(2), k.size(2))
     env: dict[str, Tensor | int] = {"seqlen_q": shape[2], "seqlen_k": shape[3]}

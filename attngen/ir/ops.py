@@ -123,13 +123,15 @@ def _inout() -> Ref:
 
 @dataclass(frozen=True, kw_only=True)
 class CpAsync(Op):
-    """16-byte cp.async of a tile's rows [row, row + buffer rows) of tensor `src`; rows >= limit are zero-filled."""
+    """16-byte cp.async of a tile's rows [row, row + buffer rows) of tensor `src`; rows outside [first, limit) are
+    zero-filled (first None: 0)."""
 
     dst: Ref = _out()
     src: str
     heads: Heads
     row: Expr
     limit: Expr
+    first: Expr | None = None
     unit = Unit.COPY
 
 
@@ -142,6 +144,7 @@ class CopyTile(Op):
     heads: Heads
     row: Expr
     limit: Expr
+    first: Expr | None = None
     unit = Unit.SHARED
 
 

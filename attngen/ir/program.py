@@ -48,13 +48,14 @@ def _ref(*access: str) -> Ref:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadTile(Op):
-    """Rows [row, row + tile rows) of a tensor; rows >= limit read as zeros."""
+    """Rows [row, row + tile rows) of a tensor; rows outside [first, limit) read as zeros (first None: 0)."""
 
     dst: Ref = _ref("writes")
     src: str
     heads: Heads
     row: Expr
     limit: Expr
+    first: Expr | None = None
     unit = Unit.COPY
 
 

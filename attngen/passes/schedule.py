@@ -64,7 +64,7 @@ class _Builder:
         if tile is not None:
             row = at(op.row, tile, self.program.loop.tile)
             when = make(Op.LT, tile, self.program.loop.count)
-        return kind(id=op_id, dst=op.dst, src=op.src, heads=op.heads, row=row, limit=op.limit, when=when)
+        return kind(id=op_id, dst=op.dst, src=op.src, heads=op.heads, row=row, limit=op.limit, first=op.first, when=when)
 
     def compute(self, op_id: str, op: AnyOp) -> AnyOp:
         if isinstance(op, ContractTile):

@@ -15,7 +15,8 @@ from attngen.expr import (
     sub, substitute, var, variables, walk,
 )  # fmt: skip
 from attngen.fold import fold as fold_expr
-from attngen.ir.graph import Contract, Fold, Graph, Map, Mask, Output, State
+from attngen.interval import analyse
+from attngen.ir.graph import Fold, Graph, Map, Mask, Output, State
 from attngen.ir.ops import Fill, Heads, Op as TileOp, Reduce, ReduceKind, Ref, Scope, Stmt
 from attngen.ir.ops import Map as MapOp
 from attngen.ir.program import ContractTile, LoadTile, Program, StoreTile, StoreVector, TileLoop, TileValue
@@ -28,13 +29,18 @@ from attngen.passes.stream import before, neutral, reference
 from attngen.passes.textbook import SINK
 from attngen.signature import Signature
 from attngen.spec import Storage, Variant
+from attngen.sums import tidy
 
 M_TILE, T = var("m", DType.I32), var("t", DType.I32)
 I_LO, I_HI = var("i_lo", DType.I32), var("i_hi", DType.I32)
 VISIT = "visit"
 _STORAGE = {Storage.F32: Elem.F32, Storage.F16: Elem.F16, Storage.BF16: Elem.BF16}
 _STORAGE |= {Storage.I32: Elem.I32, Storage.I64: Elem.I64, Storage.U8: Elem.U8}
-RESERVED = ("b", "h", "i", "j", "m", "n", "t", "q", "k", "v", "o", "rS", "rP", "rO", "lse", "p", "sQ", "sK", "sV", "sO")
+RESERVED = frozenset(  # names that the text of a kernel gives a meaning to
+    "b h i j m n t p q k v o out lse rS rP rO sQ sK sV sO tid warp lane quad smem m_tiles bh hkv i_lo i_hi n_lo n_hi "
+    "full_lo full_hi end0 end1 end2 seen_lo seen_hi masked count ri ci ei at packed i0 j0 i_f j_f i0_f j0_f scale "
+    "seqlen_q seqlen_k heads batch group".split()
+)
 
 
 def i32(name: str) -> Expr:
@@ -73,6 +79,7 @@ class _Tiler:
     scopes: Scopes
     ops: list[TileOp] = field(default_factory=list)
     rows: list[TileValue] = field(default_factory=list)
+    seen: tuple[Expr | None, Expr] = (None, SEQLEN_K)  # keys that some row of the tile may see
     factor: dict[str, str] = field(default_factory=dict)  # accumulator -> row value that corrects it
 
     def next_id(self) -> str:
@@ -158,8 +165,10 @@ class _Tiler:
             for value in (substitute(s.element, {**z, **used}),)
         ]  # fmt: skip
         self.map("rS", self.scopes.split(*targets))
+        # values of keys that no row of the tile sees are zeros: whatever they hold, 0 * NaN would reach every row
+        first, limit = self.seen
         self.ops.append(LoadTile(id=self.next_id(), dst=Ref(name="sV"), src="v", heads=Heads.KV,
-                                 row=mul(i32("n"), const(self.config.block_n)), limit=SEQLEN_K))
+                                 row=mul(i32("n"), const(self.config.block_n)), limit=limit, first=first))
         self.ops.append(ContractTile(id=self.next_id(), d=Ref(name="rO"), a=Ref(name="rP"), b=Ref(name="sV")))  # fmt: skip
 
     # ---- before and after ----------------------------------------------------------------------------------------
@@ -233,10 +242,11 @@ def tile(graph: Graph, variant: Variant, signature: Signature, config: Config, v
     base = {"rS": Scope.ELEM, "rO": Scope.ELEM, "x": Scope.ROW} | {
         n: Scope.ROW for s in fold.states for n in (s.name, f"{s.name}_old", f"{s.name}_ref", "a", "a1", "inv")
     }
-    taken = {*RESERVED, *base, "scale", "seqlen_q", "seqlen_k", "heads", "batch", "group", *(c.name for c in variant.captures)}
+    taken = {*RESERVED, *base, *(c.name for c in variant.captures)}
     scopes = Scopes(base, names, taken)
     elem = Elem.BF16 if signature.dtype.value == "bf16" else Elem.F16
-    t = _Tiler(graph, fold, variant, signature, config, visit, elem, scopes)
+    seen_lets, seen = _seen(variant.mask)
+    t = _Tiler(graph, fold, variant, signature, config, visit, elem, scopes, seen=seen)
     t.scores()
     t.sums(t.references())
     body = tuple(t.ops)
@@ -249,7 +259,7 @@ def tile(graph: Graph, variant: Variant, signature: Signature, config: Config, v
     lets, loop, workspaces = _visit(visit, config, variant, scopes, body)
     return Program(
         name="attn_fwd", head_dim_qk=signature.head_dim_qk, head_dim_v=signature.head_dim_v, config=config,
-        tensors=_tensors(graph, variant, elem, workspaces), scalars=_SCALARS, lets=(*lets, *scopes.lets.values()),
+        tensors=_tensors(graph, variant, elem, workspaces), scalars=_SCALARS, lets=(*lets, *seen_lets, *scopes.lets.values()),
         values=(*_tiles(config, signature, elem), *t.rows), prologue=t.prologue(), loop=loop, epilogue=epilogue,
         workspaces=workspaces, visit_mask=graph[fold.x].visible if workspaces else None,  # type: ignore[attr-defined]
         facts=(Fact(subject="ranges", text=_ranges_fact(visit)),),
@@ -283,6 +293,20 @@ def _tensors(graph: Graph, variant: Variant, elem: Elem, workspaces: tuple[Works
     ]
     tensors += [TensorArg(name=w.name, elem=w.elem, rank=len(w.shape), access=Access.WORK) for w in workspaces if w.name == VISIT]
     return tuple(tensors)
+
+
+def _seen(mask: Expr) -> tuple[tuple[Stmt, ...], tuple[Expr | None, Expr]]:
+    """Bounds of the keys that some row of a tile sees, as item scalars."""
+    span = analyse(mask).any
+    lets: list[Stmt] = []
+    first, limit = None, SEQLEN_K
+    if span.hi is not None:
+        lets.append(_let("seen_hi", tidy(minimum(bounded(span.hi), SEQLEN_K))))
+        limit = i32("seen_hi")
+    if span.lo is not None:
+        lets.append(_let("seen_lo", bounded(span.lo)))
+        first = i32("seen_lo")
+    return tuple(lets), (first, limit)
 
 
 def row_lets(config: Config) -> tuple[Stmt, ...]:
