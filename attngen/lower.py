@@ -138,11 +138,10 @@ class _KernelLowering:
             case o.Pointwise():
                 yield kind, {"lines": list(self.pointwise(op))}
             case o.ScanTiles():
-                printer = Printer(self.spell, self.elems)
                 yield kind, {
-                    "temporaries": printer.temporaries(op.mask), "visible": printer(op.mask), "dst": op.dst,
-                    "at": self.row_of(op.dst), "lo": self.expr(op.lo), "hi": self.expr(op.hi), "block_n": op.block_n,
-                    "warps": self.role.warps,
+                    "dst": op.dst, "at": self.row_of(op.dst), "lo": self.expr(op.lo), "hi": self.expr(op.hi),
+                    "block_n": op.block_n, "warps": self.role.warps,
+                    **{x.value: self.scalars(op.body, x) for x in (Scope.COL, Scope.ROW, Scope.ELEM)},
                 }  # fmt: skip
             case o.CompactTiles():
                 yield kind, {"dst": op.dst, "dst_at": self.row_of(op.dst), "src": op.src, "src_at": self.row_of(op.src),
@@ -210,6 +209,14 @@ class _KernelLowering:
                 "rows": rows, "tiles": over.cols // 8, "cols": cols, "lines": text.with_indices(Scope.ELEM), "pair": text.pair,
             })  # fmt: skip
         return "map", {"lines": lines}
+
+    def scalars(self, body: Sequence[Stmt], scope: Scope) -> list[str]:
+        """The statements of one scope as declarations of scalars."""
+        printer, lines = Printer(self.spell, self.elems), list[str]()
+        for s in (s for s in body if s.scope is scope):
+            lines += printer.temporaries(s.value)
+            lines.append(f"const {C_DTYPE[s.value.dtype]} {s.target} = {printer(s.value)};")
+        return lines
 
     def pointwise(self, op: o.Pointwise) -> Iterator[str]:
         """Statements on one element; a target that is an output tensor is stored (a row's by its first element)."""

@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("pipeline", ("pipelines",)),
     ("text", ("params", "cprint", "render", "lower")),
     ("machines", ("runtime", "emulator")),
-    ("kernels", ("arguments", "kernel", "execute", "merge")),
+    ("kernels", ("arguments", "kernel", "execute", "merge", "files")),
     ("operators", ("ops", "api", "compat", "doctor")),
     ("command line", ("cli", "__main__")),
 )

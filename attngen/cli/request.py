@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -94,7 +95,7 @@ class Samples:
         return torch.randn(self.shapes.Hq, generator=self.random)
 
 
-def sigmoid_score(s, b, h, i, j):  # type: ignore[no-untyped-def]
+def sigmoid_score(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
     """Sigmoid attention, with --normalizer none."""
     return sigmoid(s)
 

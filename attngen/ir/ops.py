@@ -466,11 +466,12 @@ class RedAdd(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class ScanTiles(Op):
-    """Classifies the key tiles [lo, hi) of one row tile by evaluating `mask` on every element (warps take tiles in
-    turn), and writes the class of tile n to `dst[.., n]`: 0 empty, 1 masked, 2 full (every key < seqlen_k, every row sees it)."""
+    """Classifies the key tiles [lo, hi) of one row tile by evaluating `visible`, the last statement, on every element
+    (warps take tiles in turn, lanes columns), and writes the class of tile n to `dst[.., n]`: 0 empty, 1 masked, 2 full
+    (every key < seqlen_k, every row sees it)."""
 
     dst: str
-    mask: Expr
+    body: tuple[Stmt, ...]
     lo: Expr
     hi: Expr
     block_n: int

@@ -14,9 +14,10 @@ from attngen.ir.ops import CompactTiles, CtaSync, ScanTiles, Scope, Stmt
 from attngen.ir.program import Program
 from attngen.ir.schedule import Access, Block, Fact, Item, Kernel, Order, Role, Schedule, TensorArg, Work, WorkSource
 from attngen.passes.ranges import ranges
-from attngen.passes.tile import VISIT, bounded, row_lets
+from attngen.passes.scopes import Scopes, Target
+from attngen.passes.tile import RESERVED, VISIT, bounded, row_lets
 
-WARPS = 8
+WARPS = 32  # the kernel waits for loads: all the warps an SM can hold
 
 
 def add_visit_table(schedule: Schedule, program: Program) -> Schedule:
@@ -24,7 +25,9 @@ def add_visit_table(schedule: Schedule, program: Program) -> Schedule:
         return schedule
     mask, block_n = bounded(program.visit_mask), program.config.block_n
     hull = ranges(program.visit_mask, block_n)
-    lets = (*row_lets(program.config), _let("n_lo", bounded(hull.lo)), _let("n_hi", bounded(hull.hi)))
+    scopes = Scopes({}, {}, set(RESERVED))
+    visible = scopes.split(Target("visible", mask))
+    lets = (*row_lets(program.config), _let("n_lo", bounded(hull.lo)), _let("n_hi", bounded(hull.hi)), *scopes.lets.values())
     names = {e.name for e in loads(mask)}
     tensors = tuple(t for t in program.tensors if t.access is Access.CAPTURE and t.name in names)
     work = tuple(TensorArg(name=w.name, elem=w.elem, rank=len(w.shape), access=Access.WORK) for w in schedule.workspaces)
@@ -32,7 +35,7 @@ def add_visit_table(schedule: Schedule, program: Program) -> Schedule:
     block = Block(
         name="scan",
         ops=(
-            ScanTiles(id="V1", dst="classes", mask=mask, block_n=block_n, **bounds),
+            ScanTiles(id="V1", dst="classes", body=(*scopes.rows.values(), *visible), block_n=block_n, **bounds),
             CtaSync(id="V2"),
             CompactTiles(id="V3", dst=VISIT, src="classes", **bounds),
         ),

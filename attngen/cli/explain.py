@@ -1,0 +1,114 @@
+"""`attngen explain`: every level of a variant, and why the kernel looks as it does."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from attngen.cli.options import Commands, add_command, variant_options
+from attngen.cli.progress import Progress
+
+if TYPE_CHECKING:
+    from attngen.config import Config
+    from attngen.kernel import Kernel
+
+
+def register(commands: Commands) -> None:
+    parser = add_command(
+        commands, "explain", run, "print every level of a variant, with the reason of each decision",
+        "attngen explain --mask causal --score softcap=30 --head-dim 128",
+    )  # fmt: skip
+    variant_options(parser)
+    parser.add_argument("--no-compile", action="store_true", help="do not compile: leaves out registers and refused configurations")
+    parser.add_argument("--source", action="store_true", help="print the CUDA text too")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from attngen.cli.request import request_of
+    from attngen.errors import MissingToolError
+    from attngen.kernel import settled
+
+    kernel = request_of(arguments).kernel()
+    resources = ["not compiled (--no-compile)"]
+    if not arguments.no_compile:
+        with Progress() as progress:
+            progress.step(f"compiling for {kernel.target.archs[0]}")
+            try:
+                kernel = settled(kernel, kernel.target.archs[0])
+                resources = list(resource_lines(kernel))
+            except MissingToolError as error:
+                resources = [f"not compiled: {error}"]
+    for title, lines in sections(kernel, resources):
+        print(f"== {title}")
+        print("\n".join(lines) + "\n")
+    if arguments.source:
+        print(f"== source\n{kernel.source.text}")
+    return 0
+
+
+def sections(kernel: Kernel, resources: list[str]) -> Iterator[tuple[str, list[str]]]:
+    variant = kernel.variant
+    yield "variant", [
+        f"description  {variant.description}",
+        f"score        {variant.score}",
+        f"mask         {variant.mask}",
+        f"signature    {kernel.signature}",
+        f"target       {kernel.target.name}",
+        f"config       {kernel.config}",
+    ]
+    yield "captured", [
+        *(f"tensor    {c.name}: {c.storage.value}, rank {c.rank}, a run-time argument" for c in variant.captures),
+        *(f"constant  {name} = {value}, part of the kernel" for name, value in variant.constants),
+    ] or ["nothing"]
+    for stage in kernel.levels.stages:
+        yield f"{type(stage.level).__name__.lower()} after {stage.name}", str(stage).rstrip().split("\n")
+    yield "decisions", [f"{fact.subject}: {fact.text}" for fact in kernel.schedule.facts]
+    yield "verified", list(kernel.verified.checks) or ["no rule is recorded"]
+    yield "resources", resources
+    yield "configurations", list(configuration_lines(kernel))
+
+
+def resource_lines(kernel: Kernel) -> Iterator[str]:
+    smem = {k.name: k.smem_bytes for k in kernel.schedule.kernels}
+    for symbol, used in kernel.resources.items():
+        yield (
+            f"{symbol}: {used.registers} registers, {used.spill_store_bytes} bytes of spill stores, {used.spill_load_bytes} "
+            f"of spill loads, {smem[symbol]} bytes of dynamic shared memory"
+        )
+
+
+def configuration_lines(kernel: Kernel) -> Iterator[str]:
+    """The legal configurations in rank, and why each is not the one."""
+    from attngen.passes.choose import candidates
+
+    refused = dict(r.split(": ", 1) for r in kernel.rejected)
+    ranked = candidates(kernel.variant, kernel.signature, kernel.target)
+    if kernel.config not in ranked:
+        yield f"{kernel.config}  given by the caller"
+    for at, config in enumerate(ranked, 1):
+        if config == kernel.config:
+            reason = "chosen"
+        elif str(config) in refused:
+            reason = "refused by the build gate: " + "; ".join(refused[str(config)].splitlines())
+        else:
+            reason = "behind: " + ("; ".join(drawbacks(config, kernel)) or "equal by the rules")
+        yield f"{at:>3}. {str(config):<22} {reason}"
+
+
+def drawbacks(config: Config, kernel: Kernel) -> Iterator[str]:
+    """What a configuration has less of than the chosen one."""
+    from attngen.passes.choose import budget, padded
+
+    best, allowed = kernel.config, budget(kernel.variant, kernel.signature)
+    registers = config.warp_rows // 16 * (padded(kernel.signature.head_dim_v) + config.block_n) // 2
+    if registers > allowed:
+        yield f"O and S take {registers} registers of {allowed}"
+    for what, own, other in (
+        ("rows a warp", config.warp_rows, best.warp_rows),
+        ("warps an SM", config.warps * config.min_ctas, best.warps * best.min_ctas),
+        ("CTAs an SM", config.min_ctas, best.min_ctas),
+        ("keys a tile", config.block_n, best.block_n),
+    ):
+        if own < other:
+            yield f"{own} {what} instead of {other}"

@@ -1,0 +1,154 @@
+"""`attngen verify`: a variant on random shapes, in the emulator and on a GPU where there is one, against float64."""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attngen.cli.options import Commands, add_command, positive, shape_options, variant_options
+from attngen.cli.progress import Progress
+
+if TYPE_CHECKING:
+    from attngen.cli.request import Request
+    from attngen.signature import Shapes
+    from attngen.trial import Data, Errors, Trial
+
+LENGTHS = (1, 17, 63, 64, 65, 128, 130, 200, 257)  # drawn from: tile boundaries, and both sides of them
+RATIOS = ((1, 1), (2, 1), (2, 2), (3, 1), (4, 2))  # query heads, key heads
+DOCUMENT = Path("docs/fault_injection.md")
+
+
+def register(commands: Commands) -> None:
+    parser = add_command(
+        commands, "verify", run, "run a variant on random shapes and compare with float64; exit 1 where it fails",
+        "attngen verify --mask causal --head-dim 128 --sq 256 --sk 256\n"
+        "  attngen verify --mask causal --head-dim 64 --fault-injection",
+    )  # fmt: skip
+    variant_options(parser)
+    shape_options(parser)
+    parser.add_argument("--cases", type=positive, default=3, metavar="N", help="random shapes and data (default: 3)")
+    parser.add_argument("--seed", type=int, default=0, help="of shapes, data and the emulator's random order (default: 0)")
+    parser.add_argument("--fault-injection", action="store_true", help="break the schedule in every way in turn and report what notices")
+    parser.add_argument("--write", type=Path, nargs="?", const=DOCUMENT, metavar="FILE",
+                        help=f"with --fault-injection: write the table (default: {DOCUMENT})")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    shapes: Shapes
+    data: Data
+    where: str
+    errors: Errors | str  # or what the emulator or the device objected to
+
+    @property
+    def ok(self) -> bool:
+        return not isinstance(self.errors, str) and self.errors.ok
+
+    def __str__(self) -> str:
+        s = self.shapes
+        head = f"{s.B}x{s.Hq}/{s.Hkv}x{s.Sq}x{s.Sk}"
+        if isinstance(self.errors, str):
+            return f"{head:<18} {self.data.value:<9} {self.where:<16} FAILED: {self.errors}"
+        e = self.errors
+        return (
+            f"{head:<18} {self.data.value:<9} {self.where:<16} {e.out:9.2e} {e.out_torch:9.2e} {e.out_allowed:9.2e} "
+            f"{e.lse:9.2e} {e.lse_allowed:9.2e}  {'ok' if e.ok else 'FAILED'}"
+        )
+
+
+HEADER = f"{'BxHq/HkvxSqxSk':<18} {'data':<9} {'run':<16} {'out':>9} {'torch':>9} {'allowed':>9} {'lse':>9} {'allowed':>9}"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from attngen.cli.request import request_of
+
+    request = request_of(arguments)
+    if arguments.fault_injection:
+        return inject(request, arguments)
+    print(f"{request.spec()!r}, {request.signature}, {request.target.name}: max |x - float64|, torch: same-dtype eager\n{HEADER}")
+    failed = total = 0
+    with Progress() as progress:
+        for row in rows(request, arguments, progress):
+            print(row, flush=True)
+            total += 1
+            failed += not row.ok
+    print(f"{total - failed} of {total} runs within tolerance")
+    return int(failed > 0)
+
+
+def rows(request: Request, arguments: argparse.Namespace, progress: Progress) -> Iterator[Row]:
+    """Every case in every mode of the emulator, and on the GPU."""
+    import torch
+
+    from attngen.kernel import kernel_for
+    from attngen.trial import Data, Trial, inputs
+
+    draw = random.Random(arguments.seed)
+    for case in range(arguments.cases):
+        shapes = draw_shapes(draw, request, arguments)
+        data = list(Data)[case % len(Data)]
+        seed = arguments.seed + case
+        spec = request.spec(shapes, seed)
+        trial = Trial(spec, *inputs(shapes, request.signature, data, seed))
+        kernel = kernel_for(spec.variant, request.signature, request.target, request.config)
+        places = ["eager", "late", "random"] + (["gpu"] if torch.cuda.is_available() else [])
+        for place in places:
+            progress.step(f"case {case + 1} of {arguments.cases}: {place} (the first run of a variant compiles it)")
+            yield Row(shapes, data, place if place == "gpu" else f"emulator {place}", errors_of(trial, kernel, place, seed))
+
+
+def errors_of(trial: Trial, kernel: object, place: str, seed: int) -> Errors | str:
+    from attngen.emulator import Mode
+    from attngen.errors import EmulatorError, LaunchError
+    from attngen.kernel import Generated
+
+    assert isinstance(kernel, Generated)
+    try:
+        if place == "gpu":
+            return trial.run(kernel, device="cuda")
+        return trial.run(kernel, Mode[place.upper()], seed)
+    except (EmulatorError, LaunchError) as error:
+        return str(error)
+
+
+def draw_shapes(draw: random.Random, request: Request, arguments: argparse.Namespace) -> Shapes:
+    """A random shape; what the options give is kept."""
+    from attngen.errors import SignatureError
+    from attngen.signature import Shapes
+
+    heads, kv_heads = draw.choice(RATIOS)
+    if arguments.heads or arguments.kv_heads:
+        kv_heads = arguments.kv_heads or (1 if arguments.heads else kv_heads)
+        heads = arguments.heads or kv_heads * (heads // RATIOS[0][0])
+    if heads % kv_heads:
+        raise SignatureError(f"--heads {heads} is not a multiple of --kv-heads {kv_heads}")
+    queries, keys, batch = draw.choice(LENGTHS), draw.choice(LENGTHS), draw.choice((1, 2)) if heads <= 2 else 1
+    queries, keys = arguments.sq or queries, arguments.sk or keys
+    if request.equal_lengths:
+        keys = queries = arguments.sq or arguments.sk or queries
+    return Shapes(arguments.batch or batch, heads, kv_heads, queries, keys)
+
+
+def inject(request: Request, arguments: argparse.Namespace) -> int:
+    """The table of mutants. 1 where one is caught by nobody and has no reason to be harmless."""
+    from attngen.faults import Judge, report
+
+    with Progress() as progress:
+        judge = Judge.of(request.kernel(), request.spec)
+        verdicts = judge.all(lambda done, count: progress.step(f"mutant {done} of {count}"))
+    text = report(request.kernel(), verdicts)
+    if arguments.write:
+        arguments.write.parent.mkdir(parents=True, exist_ok=True)
+        arguments.write.write_text(text, encoding="utf-8")
+        print(arguments.write)
+    else:
+        print(text)
+    missed = [v for v in verdicts if v.missed]
+    print(f"{len(verdicts)} mutants, {len(missed)} caught by nobody and not known to be equivalent")
+    return int(bool(missed))

@@ -1,0 +1,157 @@
+"""Fault injection: who notices when a schedule is broken. Every mutant (attngen.ir.mutate) is judged twice, each time as if
+the other judge did not exist: by the verifier, and by the emulator with numbers against float64."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from attngen.emulator import Mode
+from attngen.errors import AttngenError, CompileError, EmulatorError, VerifyError
+from attngen.ir.mutate import Mutant, mutants
+from attngen.ir.schedule import VerifiedSchedule
+from attngen.ir.verify import verify
+from attngen.kernel import Generated, Kernel
+from attngen.signature import Shapes
+from attngen.spec import Attention
+from attngen.trial import LSE_ABSOLUTE, Data, Errors, Trial, inputs
+
+WORKERS = 2  # the time goes to a C++ compiler, which runs beside the interpreter
+TAIL = 22  # keys and queries beyond whole tiles
+KINDS = (Data.NEGATIVE, Data.GROWING, Data.NORMAL)
+MARGIN = 2.0  # a mutant's error against that of the kernel itself: a fault changes more than the rounding
+
+# Mutants that compute the same, by (pattern of the mutant's text, reason).
+EQUIVALENT: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What each judge said of a mutant; empty: nothing. `equivalent`: why nothing is to be said."""
+
+    mutant: str
+    verifier: str
+    emulator: str
+
+    @property
+    def equivalent(self) -> str:
+        return next((reason for pattern, reason in EQUIVALENT if re.search(pattern, self.mutant)), "")
+
+    @property
+    def caught(self) -> bool:
+        return bool(self.verifier or self.emulator)
+
+    @property
+    def missed(self) -> bool:
+        return not self.caught and not self.equivalent
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A kernel, the inputs that its mutants are tried on, and its own errors on them."""
+
+    kernel: Kernel
+    trials: tuple[tuple[Data, Trial, Errors], ...]
+
+    @staticmethod
+    def of(kernel: Kernel, spec: Callable[[Shapes], Attention]) -> Judge:
+        length = max(kernel.config.block_m, 3 * kernel.config.block_n) + TAIL
+        shapes = Shapes(B=1, Hq=2, Hkv=1, Sq=length, Sk=length)
+        found = []
+        for seed, kind in enumerate(KINDS):
+            trial = Trial(spec(shapes), *inputs(shapes, kernel.signature, kind, seed))
+            found.append((kind, trial, trial.run(kernel)))
+        return Judge(kernel, tuple(found))
+
+    def all(self, tell: Callable[[int, int], None] = lambda done, count: None) -> tuple[Verdict, ...]:
+        """Every mutant of the kernel's schedule; `tell` hears how far it is."""
+        listed = tuple(mutants(self.kernel.schedule))
+        verdicts: list[Verdict] = []
+        with ThreadPoolExecutor(WORKERS) as pool:
+            for verdict in pool.map(self.judge, listed):
+                verdicts.append(verdict)
+                tell(len(verdicts), len(listed))
+        return tuple(verdicts)
+
+    def judge(self, mutant: Mutant) -> Verdict:
+        return Verdict(str(mutant), self.verifier(mutant), self.emulator(mutant))
+
+    def verifier(self, mutant: Mutant) -> str:
+        try:
+            verify(mutant.schedule)
+        except VerifyError as error:
+            return error.rule
+        return ""
+
+    def emulator(self, mutant: Mutant) -> str:
+        """Nothing is asked of the verifier: the mutant is called verified and run."""
+        try:
+            module = Generated(VerifiedSchedule(mutant.schedule), self.kernel.target, "mutant")
+        except AttngenError as error:
+            return f"not lowered: {error}"
+        for kind, trial, own in self.trials:
+            for mode in Mode:
+                finding = _finding(partial(trial.run, module, mode), own)
+                if finding:
+                    return f"{finding} ({kind.value}, {mode.name.lower()})"
+        return ""
+
+
+def _finding(run: Callable[[], Errors], own: Errors) -> str:
+    try:
+        errors = run()
+    except CompileError:
+        return "does not compile"
+    except EmulatorError as error:
+        return str(error).splitlines()[0]
+    if errors.out > MARGIN * own.out + 1e-5:
+        return f"out off by {errors.out:.1e}"
+    if errors.lse > max(errors.lse_allowed, LSE_ABSOLUTE):
+        return f"lse off by {errors.lse:.1e}"
+    return ""
+
+
+def report(kernel: Kernel, verdicts: Sequence[Verdict]) -> str:
+    """The table as Markdown."""
+    rows = [
+        f"| {_cell(v.mutant)} | {_cell(v.verifier)} | {_cell(v.emulator)} | {_cell('' if v.caught else v.equivalent)} |"
+        for v in verdicts
+    ]
+    count = {
+        "verifier and emulator": sum(bool(v.verifier and v.emulator) for v in verdicts),
+        "verifier alone": sum(bool(v.verifier and not v.emulator) for v in verdicts),
+        "emulator alone": sum(bool(v.emulator and not v.verifier) for v in verdicts),
+        "neither, equivalent": sum(not v.caught and not v.missed for v in verdicts),
+        "neither": sum(v.missed for v in verdicts),
+    }
+    missed = [f"- {_cell(v.mutant)}" for v in verdicts if v.missed]
+    return "\n".join([
+        "# Fault injection",
+        "",
+        "Each op of a schedule deleted and each pair of neighbours swapped, in turn. Both judges see every mutant, each run alone:",
+        "the verifier reads the schedule; the emulator runs its lowered text, unverified, in its three modes on three kinds of data",
+        "(very negative logits, growing maxima, normal ones) and compares with float64. Written by",
+        "`attngen verify --fault-injection --write`; not edited by hand.",
+        "",
+        f"Schedule: {kernel.variant.description}, head_dim {kernel.signature.head_dim_qk}, {kernel.signature.dtype.value}, "
+        f"{kernel.target.name}, {kernel.config}.",
+        "",
+        "| caught by | mutants |",
+        "| --- | --- |",
+        *(f"| {name} | {number} |" for name, number in count.items()),
+        f"| all | {len(verdicts)} |",
+        "",
+        *(["Caught by neither, without a known reason:", "", *missed, ""] if missed else []),
+        "| mutant | verifier: rule | emulator | equivalent because |",
+        "| --- | --- | --- | --- |",
+        *rows,
+        "",
+    ])  # fmt: skip
+
+
+def _cell(text: str) -> str:
+    short = re.sub(r"0x[0-9a-f]+", "ADDRESS", text.replace("|", "\\|").replace("\n", " "))
+    return short if len(short) <= 160 else short[:157] + "..."

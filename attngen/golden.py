@@ -1,0 +1,120 @@
+"""The reviewed sample kernels in `generated/`: their descriptions, and the files that belong to them.
+
+    python -m attngen.golden DIR      writes the set (tests/test_generated.py compares it with generated/)"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attngen.files import Json, dumps, kernel_files, sha256
+from attngen.functions import sigmoid
+from attngen.kernel import Kernel, kernel_for
+from attngen.signature import IoType, Signature
+from attngen.spec import Attention
+from attngen.target import target
+from attngen.variants import alibi, bias, causal, document, sliding_window, softcap
+
+MANIFEST = "MANIFEST.json"
+
+# ---- functions as a user writes them -------------------------------------------------------------------------------
+
+BLOCK = 64
+REACH = 256
+table = torch.zeros(8, 2 * REACH + 1)
+
+
+def relative_bias(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    """A learned bias for each head and distance, up to a largest distance."""
+    distance = i - j
+    near = distance.clamp(-REACH, REACH) + REACH
+    return s + table[h, near]
+
+
+def block_causal(b: Any, h: Any, i: Any, j: Any) -> Any:
+    """Whole blocks see each other and the blocks before them."""
+    return i // BLOCK >= j // BLOCK
+
+
+def sigmoid_weight(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    return sigmoid(s)
+
+
+# ---- the samples ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sample:
+    """`why`: what it shows that the others do not. The tensors inside a description only give ranks and types."""
+
+    name: str
+    why: str
+    spec: Callable[[], Attention]
+    head_dim: int = 128
+    head_dim_v: int | None = None
+    dtype: IoType = IoType.BF16
+    alignment: int = 16
+
+    def kernel(self) -> Kernel:
+        signature = Signature(self.dtype, self.head_dim, self.head_dim_v or self.head_dim, self.alignment)
+        return kernel_for(self.spec().variant, signature, target("sm80"))
+
+
+def _causal() -> Attention:
+    return Attention(mask=causal())
+
+
+SAMPLES = (
+    Sample("causal_d64", "the smallest usual head", _causal, head_dim=64),
+    Sample("causal_d128", "the usual head", _causal),
+    Sample("causal_d128_fp16", "the other storage type", _causal, dtype=IoType.FP16),
+    Sample("full_d128", "no mask but the end of the keys", lambda: Attention()),
+    Sample("window_d128", "tiles skipped on both sides", lambda: Attention(mask=causal() & sliding_window(1024))),
+    Sample("softcap_d128", "a score function", lambda: Attention(mask=causal(), score=softcap(30.0))),
+    Sample("alibi_d128", "a captured tensor read once a row", lambda: Attention(mask=causal(), score=alibi(torch.zeros(8)))),
+    Sample("bias_d64", "a captured tensor read for each score", lambda: Attention(score=bias(torch.zeros(2, 8, 4, 4))), head_dim=64),
+    Sample("sink_d64", "one more element of the fold", lambda: Attention(mask=causal(), sink=torch.zeros(8)), head_dim=64),
+    Sample("document_d64", "a visit table made on the device",
+           lambda: Attention(mask=causal() & document(torch.zeros(4, dtype=torch.int32))), head_dim=64),
+    Sample("relative_block_causal_d64", "functions of the user: a table lookup, and a mask with an integer division",
+           lambda: Attention(mask=block_causal, score=relative_bias), head_dim=64),
+    Sample("sigmoid_d64", "no softmax: neither maximum nor sum",
+           lambda: Attention(mask=causal(), score=sigmoid_weight, normalizer="none"), head_dim=64),
+    Sample("causal_d192_v128", "different head dims", _causal, head_dim=192, head_dim_v=128),
+    Sample("causal_d40", "a head dim that is padded inside", _causal, head_dim=40),
+    Sample("causal_d64_align2", "rows that no 16-byte copy can read", _causal, head_dim=64, alignment=2),
+)  # fmt: skip
+
+
+def render(samples: tuple[Sample, ...] = SAMPLES) -> Mapping[str, str]:
+    """Every file of the set by name, the manifest included; the README is written by people."""
+    files: dict[str, str] = {}
+    for sample in samples:
+        files.update({f.name: f.text for f in kernel_files(sample.kernel(), sample.name)})
+    entries: list[Json] = []
+    for s in samples:
+        own: dict[str, Json] = {n: sha256(text) for n, text in files.items() if n.split(".")[0] == s.name}
+        entries.append({"name": s.name, "why": s.why, "sha256": own})
+    return {**files, MANIFEST: dumps({"samples": entries})}
+
+
+def write(directory: Path) -> tuple[Path, ...]:
+    """Writes the set, and removes kernels that are no longer part of it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    files = render()
+    for path in directory.iterdir():
+        if path.suffix in (".cu", ".schedule", ".json") and path.name not in files:
+            path.unlink()
+    for name, text in files.items():
+        (directory / name).write_text(text, encoding="utf-8")
+    return tuple(directory / name for name in files)
+
+
+if __name__ == "__main__":
+    for written in write(Path(sys.argv[1] if len(sys.argv) > 1 else "generated")):
+        print(written)

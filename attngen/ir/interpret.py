@@ -1,0 +1,355 @@
+"""What a Graph and a Program mean: interpreters in torch, slow and plain.
+
+`run_graph` evaluates any graph between `textbook` and `units`. A fold is evaluated as the monoid it is: each block of
+keys is lifted to a state, and states are merged. `run_program` walks tiles as a kernel would, and reports which tiles
+it visited. Neither rounds to the storage types, so that every stage can be held against the same float64 result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from attngen.evaluate import Operand, evaluate
+from attngen.expr import DType, Expr, Op, walk
+from attngen.ir.graph import Axis, Contract, Fold, Graph, Input, Map, Mask, Output, RowReduce
+from attngen.ir.ops import Fill, Heads, Reduce, ReduceKind, Scope, Stmt
+from attngen.ir.ops import Map as MapOp
+from attngen.ir.ops import Op as TileOp
+from attngen.ir.program import ContractTile, LoadTile, Program, StoreTile, StoreVector
+from attngen.ir.schedule import Access
+from attngen.passes.stream import Component, lift_extra, merge, neutral, reference
+
+# ---- Graph -------------------------------------------------------------------------------------------------------
+
+
+def run_graph(
+    graph: Graph,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    captures: Mapping[str, Tensor],
+    scale: float,
+    dtype: torch.dtype = torch.float64,
+    block_n: int = 32,
+) -> dict[str, Tensor]:
+    """The outputs of a graph by name: `out` [B, Hq, Sq, Dv], and `lse` [B, Hq, Sq] where the graph has one.
+
+    A fold takes the keys in blocks of `block_n`."""
+    return _GraphRun(graph, q, k, v, captures, scale, dtype, block_n).outputs()
+
+
+class _GraphRun:
+    """Values by node id. Row values are kept as [B, H, M, 1], so that they broadcast against everything else."""
+
+    def __init__(
+        self, graph: Graph, q: Tensor, k: Tensor, v: Tensor, captures: Mapping[str, Tensor], scale: float, dtype: torch.dtype, block_n: int
+    ) -> None:  # fmt: skip
+        self.graph, self.captures, self.dtype, self.block_n = graph, captures, dtype, block_n
+        group = q.size(1) // max(k.size(1), 1)
+        wide = {"q": q, "k": k.repeat_interleave(group, 1), "v": v.repeat_interleave(group, 1)}
+        self.inputs = {name: t.to(dtype) for name, t in wide.items()}
+        self.seqlen_k = k.size(2)
+        sizes = (q.size(0), q.size(1), q.size(2), k.size(2))
+        self.env: dict[str, Operand] = {"scale": scale, "seqlen_q": q.size(2), "seqlen_k": k.size(2)}
+        for at, name in enumerate("bhij"):
+            self.env[name] = torch.arange(sizes[at]).view([-1 if d == at else 1 for d in range(4)])
+        self.rows = torch.zeros((*sizes[:3], 1), dtype=dtype)
+        self.values: dict[str, Tensor] = {}
+
+    def outputs(self) -> dict[str, Tensor]:
+        result: dict[str, Tensor] = {}
+        for node in self.graph.nodes:
+            match node:
+                case Output():
+                    value = self.values[node.x]
+                    result[node.x] = value if len(node.axes) == 4 else value.squeeze(3)
+                case Fold():
+                    self.values.update(self.fold(node))
+                case Component():
+                    pass  # set by its fold
+                case _:
+                    self.values[node.id] = self.node(node)
+        return result
+
+    def expr(self, e: Expr, values: Mapping[str, Tensor]) -> Tensor:
+        return evaluate(e, {**self.env, **values}, self.captures, self.dtype)
+
+    def node(self, node: Input | Contract | Map | Mask | RowReduce | object) -> Tensor:
+        match node:
+            case Input():
+                return self.inputs[node.id]
+            case Contract():
+                b = self.values[node.b]
+                return self.values[node.a] @ (b.transpose(2, 3) if node.over is Axis.D else b)
+            case Map():
+                shape = torch.broadcast_shapes(self.rows.shape, *(self.values[i].shape for i in node.inputs))
+                return self.expr(node.expr, self.values).expand(shape)
+            case Mask():
+                x = self.values[node.x]
+                return torch.where(self.expr(node.visible, self.values), x, self.expr(node.hidden, self.values))
+            case RowReduce():
+                return self.reduced(node)
+            case _:
+                raise TypeError(f"no meaning is known for a graph node of type {type(node).__name__}")
+
+    def reduced(self, node: RowReduce) -> Tensor:
+        x = self.values[node.x]
+        if node.extra is not None:
+            x = torch.cat([x, self.expr(node.extra, self.values).expand(self.rows.shape).to(self.dtype)], dim=3)
+        return _reduce(node.kind, x)
+
+    # ---- the monoid ----------------------------------------------------------------------------------------------
+
+    def fold(self, fold: Fold) -> dict[str, Tensor]:
+        """The final state of a fold, from blocks of keys."""
+        state = self.empty(fold)
+        for first in range(0, self.seqlen_k, self.block_n):
+            state = self.merged(fold, state, self.lift(fold, slice(first, first + self.block_n)))
+        if any(s.extra is not None for s in fold.states):
+            more: dict[str, Tensor] = {}
+            for name, e in lift_extra(fold):
+                more[name] = self.expr(e, more).to(self.dtype).expand(state[name].shape)
+            state = self.merged(fold, state, more)
+        return state
+
+    def empty(self, fold: Fold) -> dict[str, Tensor]:
+        width = {s.name: self.values[s.operand].size(3) if s.operand else 1 for s in fold.states}
+        return {s.name: self.expr(neutral(s), {}).expand(*self.rows.shape[:3], width[s.name]) for s in fold.states}
+
+    def lift(self, fold: Fold, keys: slice) -> dict[str, Tensor]:
+        """The state of one block of keys."""
+        state: dict[str, Tensor] = {}
+        used = {fold.x: self.values[fold.x][..., keys]}  # what elements are made from: scores, references
+        for s in fold.states:
+            element = self.expr(s.element, used).expand(used[fold.x].shape)
+            if s.operand:
+                state[s.name] = element @ self.values[s.operand][:, :, keys]
+                continue
+            state[s.name] = _reduce(s.kind, element)
+            if s.units is not None:
+                state[s.name] = state[s.name] * self.expr(s.units, {})
+            if s.kind is ReduceKind.MAX:
+                used[s.name] = self.expr(reference(_named(s.name)), state)
+        return state
+
+    def merged(self, fold: Fold, first: dict[str, Tensor], second: dict[str, Tensor]) -> dict[str, Tensor]:
+        both = {f"{n}_1": t for n, t in first.items()} | {f"{n}_2": t for n, t in second.items()}
+        for name, e in merge(fold):
+            both[name] = self.expr(e, both)
+        return {s.name: both[s.name] for s in fold.states}
+
+
+def _named(name: str) -> Expr:
+    from attngen.expr import var
+
+    return var(name, DType.F32)
+
+
+def _reduce(kind: ReduceKind, x: Tensor) -> Tensor:
+    """Over the keys; the maximum of none is -inf."""
+    if kind is ReduceKind.SUM:
+        return x.sum(dim=3, keepdim=True)
+    return x.amax(dim=3, keepdim=True) if x.size(3) else x.new_full((*x.shape[:3], 1), float("-inf"))
+
+
+# ---- Program -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Visited:
+    """One step of a program's loop."""
+
+    tile: int
+    cls: str
+
+
+@dataclass
+class ProgramRun:
+    """The outputs of a program, and the key tiles that each tile of rows (b, h, m) visited, in order."""
+
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+    visited: dict[tuple[int, int, int], list[Visited]] = field(default_factory=dict)
+
+
+def run_program(
+    program: Program,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    captures: Mapping[str, Tensor],
+    scale: float,
+    dtype: torch.dtype = torch.float64,
+) -> ProgramRun:
+    """Runs every item of a program: tiles of `block_m` rows of each head. Outputs start as NaN."""
+    batch, heads, seqlen_q = q.shape[:3]
+    sizes: dict[str, Operand] = {
+        "batch": batch, "heads": heads, "group": heads // max(k.size(1), 1), "seqlen_q": seqlen_q, "seqlen_k": k.size(2),
+        "scale": scale,
+    }  # fmt: skip
+    run = ProgramRun()
+    tensors = {"q": q, "k": k, "v": v, **captures}
+    for t in program.tensors:
+        if t.access is Access.OUT:
+            shape = (batch, heads, seqlen_q, program.head_dim_v)[: t.rank]
+            run.outputs[t.name] = tensors[t.name] = torch.full(shape, float("nan"), dtype=dtype)
+    if program.visit_mask is not None:
+        (table,) = (t.name for t in program.tensors if t.access is Access.WORK)
+        tensors[table] = visit_table(program, sizes, captures)
+    for name, tensor in tensors.items():
+        sizes.update({f"{name}_n{d}": n for d, n in enumerate(tensor.shape)})
+    for b in range(batch):
+        for h in range(heads):
+            for m in range(-(-seqlen_q // program.config.block_m)):
+                item = _Item(program, tensors, {**sizes, "b": b, "h": h, "m": m}, dtype)
+                run.visited[b, h, m] = item.run()
+    return run
+
+
+def visit_table(program: Program, sizes: Mapping[str, Operand], captures: Mapping[str, Tensor]) -> Tensor:
+    """The list of visited tiles of every tile of rows: counts of masked and full tiles, the masked ones from the front,
+    the full ones from the back, both from the last key down."""
+    assert program.visit_mask is not None
+    (table,) = (w for w in program.workspaces if any(t.name == w.name for t in program.tensors))
+    shape = [int(evaluate(e, sizes)) for e in table.shape]
+    result = torch.full(shape, -1, dtype=torch.int32)
+    block_m, block_n = program.config.block_m, program.config.block_n
+    env: dict[str, Operand] = dict(sizes)
+    seen_shape = (shape[0], shape[1], int(sizes["seqlen_q"]), int(sizes["seqlen_k"]))
+    for d, name in enumerate("bhij"):
+        env[name] = torch.arange(seen_shape[d]).view([-1 if e == d else 1 for e in range(4)])
+    visible = evaluate(program.visit_mask, env, captures).expand(seen_shape)
+    for b in range(shape[0]):
+        for h in range(shape[1]):
+            for m in range(shape[2]):
+                rows = visible[b, h, m * block_m : (m + 1) * block_m]
+                blocks = [rows[:, n * block_n : (n + 1) * block_n] for n in range(shape[3] - 2)]
+                full = [n for n, x in reversed(list(enumerate(blocks))) if x.size(1) == block_n and x.all()]
+                masked = [n for n, x in reversed(list(enumerate(blocks))) if x.any() and n not in full]
+                line = result[b, h, m]
+                line[0], line[1] = len(masked), len(full)
+                line[2 : 2 + len(masked)] = torch.tensor(masked, dtype=torch.int32)
+                line[line.numel() - len(full) :] = torch.tensor(full[::-1], dtype=torch.int32)
+    return result
+
+
+class _Item:
+    """One tile of rows of one head. Tiles are [rows, cols], row values [rows, 1]."""
+
+    def __init__(self, program: Program, tensors: Mapping[str, Tensor], env: dict[str, Operand], dtype: torch.dtype) -> None:
+        self.program, self.tensors, self.env, self.dtype = program, tensors, env, dtype
+        self.values: dict[str, Tensor] = {}
+        self.b, self.h, self.group = int(env["b"]), int(env["h"]), int(env["group"])
+        self.row0 = int(env["m"]) * program.config.block_m
+
+    def run(self) -> list[Visited]:
+        for s in self.program.lets:
+            self.env[s.target] = self.expr(s.value, {})
+        self.steps(self.program.prologue)
+        visited = list(self.loop())
+        self.steps(self.program.epilogue)
+        return visited
+
+    def loop(self) -> Iterator[Visited]:
+        loop = self.program.loop
+        ends = [self.number(e) for e in loop.ends]
+        for t in range(ends[-1]):
+            self.env["t"] = t
+            self.env["n"] = self.number(loop.tile)
+            visited = Visited(self.env["n"], next(c for c, end in zip(loop.classes, ends, strict=True) if t < end))
+            self.steps(loop.body, visited.cls)
+            yield visited
+
+    def expr(self, e: Expr, values: Mapping[str, Operand]) -> Tensor:
+        return evaluate(e, {**self.env, **values}, self.tensors, self.dtype)
+
+    def number(self, e: Expr) -> int:
+        return int(self.expr(e, {}))
+
+    def steps(self, ops: tuple[TileOp, ...], cls: str = "") -> None:
+        for op in ops:
+            if not op.only or op.only == cls:
+                self.step(op)
+
+    def step(self, op: TileOp) -> None:
+        match op:
+            case LoadTile():
+                self.values[op.dst.name] = self.load(op)
+            case ContractTile():
+                b = self.values[op.b.name]
+                product = self.values[op.a.name] @ (b.T if op.b.transposed else b)
+                self.values[op.d.name] = product if op.zero else self.values[op.d.name] + product
+            case Fill():
+                rows, cols = self.shape(op.dst.name)
+                self.values[op.dst.name] = self.expr(op.value, {}).to(self.dtype).repeat(rows, cols)
+            case Reduce():
+                self.values[op.dst.name] = self.reduced(op)
+            case MapOp():
+                self.map(op)
+            case StoreTile():
+                tile = self.values[op.src.name] * (self.values[op.scaled] if op.scaled else 1.0)
+                self.store(op.dst, tile[:, : self.program.head_dim_v], self.number(op.limit))
+            case StoreVector():
+                self.store(op.dst, self.values[op.src.name][:, 0], self.number(op.limit))
+            case _:
+                raise TypeError(f"no meaning is known for a tile op of type {type(op).__name__}")
+
+    def shape(self, name: str) -> tuple[int, int]:
+        """Rows and columns; a row value has one column."""
+        value = self.program.value(name)
+        assert value is not None, f"{name} is no value of the program"
+        return value.rows, value.cols or 1
+
+    def load(self, op: LoadTile) -> Tensor:
+        rows, cols = self.shape(op.dst.name)
+        source = self.tensors[op.src][self.b, self.h if op.heads is Heads.Q else self.h // self.group]
+        first = self.number(op.row)
+        part = source[first : max(first, min(first + rows, self.number(op.limit)))]
+        tile = torch.zeros((rows, cols), dtype=self.dtype)
+        tile[: part.size(0), : part.size(1)] = part
+        return tile
+
+    def reduced(self, op: Reduce) -> Tensor:
+        """Over the columns. A row value is whole here (a kernel keeps it in four parts): nothing is left to do."""
+        x = self.values[op.src.name]
+        return x.amax(dim=1, keepdim=True) if op.kind is ReduceKind.MAX else x.sum(dim=1, keepdim=True)
+
+    def map(self, op: MapOp) -> None:
+        """Statements in order. What is said to be the same along a row or column has to be."""
+        over = self.program.value(op.over.name)
+        assert over is not None, f"{op.over.name} is no value of the program"
+        first = self.number(_tile_index()) * over.cols if over.axes[1] == "N" and "n" in self.env else 0
+        indices: dict[str, Operand] = {
+            "i": torch.arange(self.row0, self.row0 + over.rows)[:, None],
+            "j": torch.arange(first, first + over.cols)[None],
+        }
+        local: dict[str, Tensor] = {}
+        for s in op.body:
+            value = self.statement(s, (over.rows, over.cols), {**indices, **self.values, **local})
+            if self.program.value(s.target) is None:
+                local[s.target] = value
+            elif s.accumulate:
+                self.values[s.target] = self.values[s.target] + value.sum(dim=1, keepdim=True)
+            else:
+                self.values[s.target] = value
+
+    def statement(self, s: Stmt, shape: tuple[int, int], values: Mapping[str, Operand]) -> Tensor:
+        rows, cols = {Scope.ROW: (shape[0], 1), Scope.COL: (1, shape[1]), Scope.ELEM: shape, Scope.ITEM: (1, 1)}[s.scope]
+        return self.expr(s.value, _read(s.value, values)).expand(rows, cols)
+
+    def store(self, name: str, tile: Tensor, limit: int) -> None:
+        rows = max(0, min(tile.size(0), limit - self.row0))
+        self.tensors[name][self.b, self.h, self.row0 : self.row0 + rows] = tile[:rows]
+
+
+def _tile_index() -> Expr:
+    from attngen.expr import var
+
+    return var("n", DType.I32)
+
+
+def _read(e: Expr, values: Mapping[str, Operand]) -> dict[str, Operand]:
+    names = {x.name for x in walk(e) if x.op is Op.VAR}
+    return {n: v for n, v in values.items() if n in names}
