@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
+from attngen.config import Config
 from attngen.emulator import Mode
 from attngen.errors import AttngenError, CompileError, EmulatorError, VerifyError
 from attngen.ir.mutate import Mutant, mutants
@@ -21,11 +22,31 @@ from attngen.trial import LSE_ABSOLUTE, Data, Errors, Trial, inputs
 
 WORKERS = 2  # the time goes to a C++ compiler, which runs beside the interpreter
 TAIL = 22  # keys and queries beyond whole tiles
-KINDS = (Data.NEGATIVE, Data.GROWING, Data.NORMAL)
+
+
+def _square(config: Config) -> tuple[int, int]:
+    length = max(config.block_m, 3 * config.block_n) + TAIL
+    return length, length
+
+
+def _more_queries(config: Config) -> tuple[int, int]:
+    """Under a causal mask the first row tile sees no key: it visits no tile, and every row of it is empty."""
+    keys = config.block_n + TAIL
+    return keys + config.block_m + TAIL, keys
+
+
+CASES = ((Data.NEGATIVE, _square), (Data.GROWING, _square), (Data.NORMAL, _more_queries))
 MARGIN = 2.0  # a mutant's error against that of the kernel itself: a fault changes more than the rounding
 
-# Mutants that compute the same, by (pattern of the mutant's text, reason).
-EQUIVALENT: tuple[tuple[str, str], ...] = ()
+# Mutants that compute the same, by (pattern of the mutant's text, reason). A pair of kinds stands for both orders.
+EQUIVALENT: tuple[tuple[str, str], ...] = (
+    (r"swap .*\bfill .*<->.*\bfill ", "two values are set, in either order"),
+    (r"swap .*\bcp_async .*<->.*\bcp_async ", "copies of one group, which arrive together"),
+    (r"swap .*\bcp_commit .*<->.*\b(?:fill|map|reduce|mma_sync) ", "a group is closed later; no copy is issued in between"),
+    (r"swap .*\b(?:map|mma_sync) .*<->.*\bcp_wait ", "the wait comes earlier than it has to"),
+    (r"swap .*\bmap over=rO .*<->.*\bmap over=rS", "the accumulator is corrected and the weights are made from other values"),
+    (r"swap .*\bst_tile .*<->.*\bst_rows ", "two outputs are stored, in either order"),
+)
 
 
 @dataclass(frozen=True)
@@ -57,14 +78,15 @@ class Judge:
     trials: tuple[tuple[Data, Trial, Errors], ...]
 
     @staticmethod
-    def of(kernel: Kernel, spec: Callable[[Shapes], Attention]) -> Judge:
-        length = max(kernel.config.block_m, 3 * kernel.config.block_n) + TAIL
-        shapes = Shapes(B=1, Hq=2, Hkv=1, Sq=length, Sk=length)
-        found = []
-        for seed, kind in enumerate(KINDS):
+    def of(kernel: Kernel, spec: Callable[[Shapes], Attention], equal_lengths: bool = False) -> Judge:
+        """`equal_lengths`: the description takes no other (one list of document ids)."""
+        trials = []
+        for seed, (kind, lengths) in enumerate(CASES):
+            queries, keys = lengths(kernel.config)
+            shapes = Shapes(B=1, Hq=2, Hkv=1, Sq=keys if equal_lengths else queries, Sk=keys)
             trial = Trial(spec(shapes), *inputs(shapes, kernel.signature, kind, seed))
-            found.append((kind, trial, trial.run(kernel)))
-        return Judge(kernel, tuple(found))
+            trials.append((kind, trial, trial.run(kernel)))
+        return Judge(kernel, tuple(trials))
 
     def all(self, tell: Callable[[int, int], None] = lambda done, count: None) -> tuple[Verdict, ...]:
         """Every mutant of the kernel's schedule; `tell` hears how far it is."""

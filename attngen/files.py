@@ -77,7 +77,7 @@ def _variant(variant: Variant) -> Json:
         "score": str(variant.score),
         "mask": str(variant.mask),
         "normalizer": variant.normalizer.value,
-        "sink": variant.sink,
+        "sink": variant.sink.value if variant.sink else None,
         "scale_positive": variant.scale_positive,
         "captures": [{"name": c.name, "storage": c.storage.value, "rank": c.rank} for c in variant.captures],
         "constants": {n: value for n, value in variant.constants},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import cached_property
+from pathlib import Path
 
 from attngen import __version__
 from attngen.config import Config
@@ -94,6 +95,17 @@ class Kernel(Generated):
     @property
     def config(self) -> Config:
         return self.levels.config
+
+    def dump(self, folder: Path) -> tuple[Path, ...]:
+        """Writes every level, numbered in the order of the passes, the schedule's text and the CUDA text."""
+        folder.mkdir(parents=True, exist_ok=True)
+        written = []
+        for number, stage in enumerate(self.levels.stages):
+            written.append(folder / f"{number:02d}-{stage.name}.txt")
+            written[-1].write_text(str(stage))
+        written.append(folder / f"{len(self.levels.stages):02d}-{self.schedule.name}.cu")
+        written[-1].write_text(self.source.text)
+        return tuple(written)
 
     def __repr__(self) -> str:
         return f"Kernel({self.variant.description}, {self.signature}, {self.target.name}, {self.config})"

@@ -138,11 +138,7 @@ class _KernelLowering:
             case o.Pointwise():
                 yield kind, {"lines": list(self.pointwise(op))}
             case o.ScanTiles():
-                yield kind, {
-                    "dst": op.dst, "at": self.row_of(op.dst), "lo": self.expr(op.lo), "hi": self.expr(op.hi),
-                    "block_n": op.block_n, "warps": self.role.warps,
-                    **{x.value: self.scalars(op.body, x) for x in (Scope.COL, Scope.ROW, Scope.ELEM)},
-                }  # fmt: skip
+                yield kind, self.scan(op)
             case o.CompactTiles():
                 yield kind, {"dst": op.dst, "dst_at": self.row_of(op.dst), "src": op.src, "src_at": self.row_of(op.src),
                              "lo": self.expr(op.lo), "hi": self.expr(op.hi)}  # fmt: skip
@@ -210,13 +206,23 @@ class _KernelLowering:
             })  # fmt: skip
         return "map", {"lines": lines}
 
-    def scalars(self, body: Sequence[Stmt], scope: Scope) -> list[str]:
-        """The statements of one scope as declarations of scalars."""
-        printer, lines = Printer(self.spell, self.elems), list[str]()
-        for s in (s for s in body if s.scope is scope):
-            lines += printer.temporaries(s.value)
-            lines.append(f"const {C_DTYPE[s.value.dtype]} {s.target} = {printer(s.value)};")
-        return lines
+    def scan(self, op: o.ScanTiles) -> dict[str, Argument]:
+        cols = -(-op.block_n // 32)
+        kept = {s.target for s in op.body if s.scope is Scope.COL}
+        lines: dict[Scope, list[str]] = {}
+        for scope in (Scope.COL, Scope.ROW, Scope.ELEM):
+            printer = Printer(lambda v: f"{v.name}[ci]" if v.name in kept else self.spell(v), self.elems)
+            lines[scope] = []
+            for s in (s for s in op.body if s.scope is scope):
+                lines[scope] += printer.temporaries(s.value)
+                head = f"{s.target}[ci]" if scope is Scope.COL else f"const {C_DTYPE[s.value.dtype]} {s.target}"
+                lines[scope].append(f"{head} = {printer(s.value)};")
+        return {
+            "dst": op.dst, "at": self.row_of(op.dst), "lo": self.expr(op.lo), "hi": self.expr(op.hi), "block_n": op.block_n,
+            "warps": self.role.warps, "cols": cols, "col": lines[Scope.COL], "row": lines[Scope.ROW],
+            "elem": lines[Scope.ELEM],
+            "locals": [f"{C_DTYPE[s.value.dtype]} {s.target}[{cols}];" for s in op.body if s.scope is Scope.COL],
+        }  # fmt: skip
 
     def pointwise(self, op: o.Pointwise) -> Iterator[str]:
         """Statements on one element; a target that is an output tensor is stored (a row's by its first element)."""

@@ -38,7 +38,7 @@ class Variant:
     mask: Expr  # true where the key is visible
     normalizer: Normalizer
     scale_positive: bool
-    sink: bool
+    sink: Storage | None  # how the sink's logits lie in memory; None: there is no sink
     captures: tuple[Capture, ...]  # in the order of their first use
     names: tuple[tuple[Expr, str], ...]  # the user's local variables
     locations: tuple[tuple[Expr, Location], ...]  # the user's lines
@@ -53,7 +53,7 @@ class Variant:
     def _key(self) -> str:
         # nodes by number: written out as text, a shared subexpression would be repeated at each use
         number: dict[Expr, int] = {}
-        rows = [f"{self.normalizer.value} {self.scale_positive} {self.sink}"]
+        rows = [f"{self.normalizer.value} {self.scale_positive} {self.sink.value if self.sink else None}"]
         rows += [f"{c.name} {c.storage.value} {c.rank}" for c in self.captures]
         for e in ex.walk(self.score, self.mask):
             number[e] = len(number)
@@ -140,7 +140,7 @@ class Attention:
                 mask=mask,
                 normalizer=self.normalizer,
                 scale_positive=self.scale is None or self.scale > 0,
-                sink=self.sink is not None,
+                sink=None if self.sink is None else _SINK_TYPES[self.sink.dtype],
                 captures=tracer.captures,
                 names=names,
                 locations=locations,
@@ -194,4 +194,4 @@ def _check_sink(sink: object) -> torch.Tensor | None:
     return sink
 
 
-_SINK_TYPES = (torch.float32, torch.float16, torch.bfloat16)
+_SINK_TYPES = {torch.float32: Storage.F32, torch.float16: Storage.F16, torch.bfloat16: Storage.BF16}

@@ -16,7 +16,9 @@ def main() -> None:
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, heads, length, 64, dtype=torch.bfloat16, device=device)
     table = torch.randn(heads, MAX_DISTANCE + 1, device=device)
-    temperature = torch.tensor(0.7, device=device)  # a 0-dim tensor is an argument of the kernel: no compile for a new value
+    temperature = torch.tensor(
+        0.7, device=device
+    )  # a 0-dim tensor is an argument of the kernel: no compile for a new value
 
     def relative_bias(s, b, h, i, j):
         distance = attngen.minimum(attngen.abs(i - j), MAX_DISTANCE)  # MAX_DISTANCE is a constant of the kernel

@@ -45,7 +45,9 @@ def forbidden(text: str) -> list[str]:
     for node in descend(environment().parse(text)):
         if not isinstance(node, ALLOWED):
             found.append(f"line {node.lineno}: {type(node).__name__}")
-        elif isinstance(node, nodes.For) and (not isinstance(node.iter, nodes.Name) or node.test or node.else_ or node.recursive):
+        elif isinstance(node, nodes.For) and (
+            not isinstance(node.iter, nodes.Name) or node.test or node.else_ or node.recursive
+        ):
             found.append(f"line {node.lineno}: a loop over something else than a name")
         elif isinstance(node, nodes.Getattr) and not isinstance(node.node, nodes.Name):
             found.append(f"line {node.lineno}: a path of attributes")
@@ -131,7 +133,7 @@ def test_every_prelude_file_is_read() -> None:
 @pytest.mark.parametrize(("name", "text"), functions(), ids=lambda x: x if x.isidentifier() else "")
 def test_a_primitive_is_one_instruction(name: str, text: str) -> None:
     comment, _, code = text.partition("\n")
-    assert comment.startswith("// ") and len(comment) > 5, "a primitive says what it is and in which units"
+    assert re.match(r"// .{4}", comment), "a primitive says what it is and in which units"
     quoted = re.sub(r'"(?:[^"\\]|\\.)*"', '""', code)
     assert len(re.findall(r"\basm\b", quoted)) <= 1
     assert not CONTROL.search(quoted)
@@ -152,7 +154,9 @@ VARIANTS = {
     "document": lambda: Attention(mask=document(torch.arange(64) // 10)),
     "sigmoid": lambda: Attention(score=lambda s, b, h, i, j: torch.sigmoid(s), normalizer="none"),
 }
-NOT_IN_A_BODY = re.compile(r"\basm\b|__shared__|#include|\b(?:thread|block|grid)(?:Idx|Dim)\b|__syncthreads|__shfl|\?\?|\{\{|\{%")
+NOT_IN_A_BODY = re.compile(
+    r"\basm\b|__shared__|#include|\b(?:thread|block|grid)(?:Idx|Dim)\b|__syncthreads|__shfl|\?\?|\{\{|\{%"
+)
 C_WORDS = {"if", "while", "for", "return", "sizeof", "static_assert", "_Pragma", "__launch_bounds__"}
 
 
@@ -219,6 +223,8 @@ def test_lower_writes_no_control_flow() -> None:
         (n.lineno, n.value) for n in ast.walk(tree)
         if isinstance(n, ast.Constant) and isinstance(n.value, str) and id(n) not in documentation | raised
     ]  # fmt: skip
-    code = re.compile(r"\b(?:for|while|if|else|switch|do|return|goto|asm)\b\s*[({]|_Pragma|#pragma|__shared__|[;{}]\s*\n")
+    code = re.compile(
+        r"\b(?:for|while|if|else|switch|do|return|goto|asm)\b\s*[({]|_Pragma|#pragma|__shared__|[;{}]\s*\n"
+    )
     assert [(line, t) for line, t in texts if code.search(t)] == []
     assert len(texts) > 50

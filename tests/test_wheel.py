@@ -69,7 +69,11 @@ def scripts(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_contents(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    templates = {f"attngen/templates/{p.relative_to(templates_dir()).as_posix()}" for p in templates_dir().rglob("*") if p.is_file()}
+    templates = {
+        f"attngen/templates/{p.relative_to(templates_dir()).as_posix()}"
+        for p in templates_dir().rglob("*")
+        if p.is_file()
+    }
     assert templates <= names
     assert {"attngen/templates/kernel.cu.jinja", "attngen/templates/prelude/sm80.cuh"} <= templates
     assert {f"attngen/{p.relative_to(ROOT / 'attngen').as_posix()}" for p in (ROOT / "attngen").rglob("*.py")} <= names

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TextIO
 
 QUIET_SECONDS = 2.0
+PACE_SECONDS = 1.0  # between lines of steps that end sooner
 REPEAT_SECONDS = 10.0  # a step that does not end is mentioned again this often
 
 
@@ -52,4 +53,5 @@ class Progress:
                     elapsed = time.monotonic() - self._start
                     print(f"[{elapsed:5.1f} s] {self._step}", file=self._stream, flush=True)
                     self._shown = self._step
+                self._changed.wait_for(lambda: self._ended, PACE_SECONDS)
                 self._changed.wait_for(lambda: self._ended or self._step != self._shown, REPEAT_SECONDS)

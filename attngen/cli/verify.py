@@ -140,7 +140,7 @@ def inject(request: Request, arguments: argparse.Namespace) -> int:
     from attngen.faults import Judge, report
 
     with Progress() as progress:
-        judge = Judge.of(request.kernel(), request.spec)
+        judge = Judge.of(request.kernel(), request.spec, request.equal_lengths)
         verdicts = judge.all(lambda done, count: progress.step(f"mutant {done} of {count}"))
     text = report(request.kernel(), verdicts)
     if arguments.write:

@@ -179,7 +179,7 @@ def _tree(text: str) -> list[_Line]:
     return roots
 
 
-_FIELD = re.compile(r"(?P<key>[a-z_]+)(?:=(?P<value>\{[^}]*\}|\([^)]*\)|\[[^\]]*\]\S*|[^\s\[]+(?:\[[^\]]*\])?\S*))?(?:\s+|$)")
+_FIELD = re.compile(r"(?P<key>[a-z_]+)(?:=(?P<value>\{[^}]*\}|\((?:\{[^}]*\}|[^){])*\)|\[[^\]]*\]\S*|[^\s\[]+(?:\[[^\]]*\])?\S*))?(?:\s+|$)")
 
 
 def _parse(line: _Line, names: _Names) -> Any:
@@ -232,7 +232,8 @@ def _read_children(line: _Line, cls: type, values: dict[str, Any], names: _Names
             key = next((k for k, w in _LISTS.items() if w == word), "body")
             lists[key].append(_statement(child, word, names))
         else:
-            node = _parse(child, names)
+            # lets and locals of one kernel are not visible in the next, where a name may have another type
+            node = _parse(child, _Names() if word == _WORD[Kernel] else names)
             key = _slot(cls, type(node), child)
             if key in lists:
                 lists[key].append(node)

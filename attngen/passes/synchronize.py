@@ -63,7 +63,7 @@ def synchronize_kernel(kernel: Kernel) -> Kernel:
     committed: list[tuple[str, set[tuple[str, int | None]]]] = []  # groups in issue order: name, (buffer, tile) it brings
     for run in _prologue_runs(prologue):
         committed.append((group_name(run), {(op.dst.name, tile_of(op, 0)) for op in run if isinstance(op, CpAsync)}))
-    waits: dict[int, set[tuple[str, int]]] = {i: set() for i in points}
+    waits: dict[int, list[tuple[str, int]]] = {i: [] for i in points}
     for number in range(STEADY):
         for k, i in enumerate(points):
             after = points[k + 1] if k + 1 < len(points) else len(step)
@@ -75,7 +75,7 @@ def synchronize_kernel(kernel: Kernel) -> Kernel:
                 default=None,
             )
             if newest is not None:
-                waits[i].add((committed[newest][0], len(committed) - 1 - newest))
+                waits[i].append((committed[newest][0], len(committed) - 1 - newest))
             brings = {(op.dst.name, tile_of(op, number)) for op in step[i] if isinstance(op, CpAsync)}
             committed.append((group_name(step[i]), brings))
 

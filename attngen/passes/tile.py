@@ -287,7 +287,7 @@ def _tensors(graph: Graph, variant: Variant, elem: Elem, workspaces: tuple[Works
         rows_only = out.x == "lse"
         tensors.append(TensorArg(name=out.x, elem=Elem.F32 if rows_only else elem, rank=3 if rows_only else 4, access=Access.OUT))
     if variant.sink:
-        tensors.append(TensorArg(name=SINK, elem=Elem.F32, rank=1, access=Access.CAPTURE))
+        tensors.append(TensorArg(name=SINK, elem=_STORAGE[variant.sink], rank=1, access=Access.CAPTURE))
     tensors += [
         TensorArg(name=c.name, elem=_STORAGE[c.storage], rank=c.rank, access=Access.CAPTURE) for c in variant.captures
     ]

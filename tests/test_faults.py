@@ -1,0 +1,75 @@
+"""Fault injection, sampled: a broken schedule is noticed by one of the two judges, or is known to compute the same.
+
+The full table is `attngen verify --mask causal --head-dim 64 --fault-injection --write`."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import pytest
+
+from attngen.config import Config
+from attngen.faults import EQUIVALENT, Judge, Verdict, report
+from attngen.ir.mutate import Mutant, mutants
+from attngen.kernel import kernel_for
+from attngen.signature import IoType, Signature
+from attngen.spec import Attention
+from attngen.target import target
+from attngen.variants import causal
+
+SEED, COUNT = 20, 8
+
+
+@cache
+def judge() -> Judge:
+    """On the smallest tile shape: a mutant costs a compile by the C++ compiler."""
+    kernel = kernel_for(_spec().variant, Signature(IoType.BF16, 64, 64), target("sm80"), Config(64, 32, 4))
+    return Judge.of(kernel, lambda shapes: _spec())
+
+
+def _spec() -> Attention:
+    return Attention(mask=causal(), return_lse=True)
+
+
+def sampled() -> list[Mutant]:
+    return random.Random(SEED).sample(list(mutants(judge().kernel.schedule)), COUNT)
+
+
+def test_the_kernel_itself_is_innocent() -> None:
+    assert len(judge().trials) == 3
+    assert [kind.value for kind, _, errors in judge().trials if not errors.ok] == []
+
+
+@pytest.mark.parametrize("number", range(COUNT))
+def test_a_mutant_is_noticed(number: int) -> None:
+    mutant = sampled()[number]
+    verdict = judge().judge(mutant)
+    assert not verdict.missed, f"{mutant}: neither the verifier nor the emulator notices"
+
+
+@pytest.mark.parametrize("kind", ["cp_wait", "cta_sync", "cp_commit", "mma_sync"])
+def test_emulator_alone_notices_a_deleted(kind: str) -> None:
+    """Whatever the verifier says: each op of the loop that copies depend on is missed by the emulator, too."""
+    found = [m for m in mutants(judge().kernel.schedule) if "delete" in str(m) and f" {kind}" in str(m)]
+    assert found
+    assert judge().emulator(found[0]) != ""
+
+
+def test_reasons_are_given_once_for_each_pattern() -> None:
+    patterns = [pattern for pattern, _ in EQUIVALENT]
+    assert len(set(patterns)) == len(patterns)
+    assert all(len(reason) > 20 for _, reason in EQUIVALENT)
+
+
+def test_report_counts_and_lists() -> None:
+    verdicts = (
+        Verdict("delete A", "wait", "race"), Verdict("delete B", "", "out off by 1"), Verdict("delete C", "", ""),
+    )  # fmt: skip
+    assert [v.missed for v in verdicts] == [False, False, True]
+    text = report(judge().kernel, verdicts)
+    assert "| verifier and emulator | 1 |" in text
+    assert "| emulator alone | 1 |" in text
+    assert "| neither | 1 |" in text
+    assert "\n- delete C\n" in text
+    assert "| delete A | wait | race |  |" in text

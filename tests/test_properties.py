@@ -1,0 +1,124 @@
+"""Shapes, strides and data drawn at random, for a fixed set of variants: always the formula, in every order of copies."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from torch import Tensor
+
+from attngen.spec import Attention
+from attngen.variants import bias
+from tests.cases import CASES, Sizes
+from tests.support import DEVICES, MODES, Truth, check, grids, randn, run, run_mode, same_bits
+
+VARIANTS = ["full", "causal", "top_left", "sliding", "softcap_alibi", "bias", "sink", "document", "sigmoid"]
+HEAD_DIMS = [(64, 64), (40, 24)]
+LAYOUTS = ["contiguous", "transposed", "sliced", "expanded", "odd rows"]
+DATA = ["normal", "large logits", "equal rows", "one huge key", "poison outside", "poison unseen"]
+POISON = [float("nan"), float("inf"), float("-inf")]
+
+DRAW = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> dict[str, object]:
+    """One call: sizes near tile borders as often as not."""
+    length = st.one_of(st.integers(1, 150), st.sampled_from([1, 15, 16, 17, 63, 64, 65, 96, 97, 127, 128, 129]))
+    hkv = draw(st.integers(1, 2))
+    return {
+        "name": draw(st.sampled_from(VARIANTS)),
+        "dims": draw(st.sampled_from(HEAD_DIMS)),
+        "dtype": draw(st.sampled_from([torch.bfloat16, torch.bfloat16, torch.float16])),
+        "sizes": (draw(st.integers(1, 2)), hkv * draw(st.integers(1, 3)), hkv, draw(length), draw(length)),
+        "layout": tuple(draw(st.sampled_from(LAYOUTS)) for _ in range(3)),
+        "data": draw(st.sampled_from(DATA)),
+        "poison": draw(st.sampled_from(POISON)),
+        "seed": draw(st.integers(0, 10_000)),
+    }
+
+
+def laid_out(t: Tensor, layout: str, around: float) -> Tensor:
+    """The values of t (for `expanded`: of its first head in all heads) behind other strides."""
+    b, h, s, d = t.shape
+    if layout == "contiguous":
+        return t
+    if layout == "transposed":
+        return t.transpose(1, 2).contiguous().transpose(1, 2)
+    if layout == "expanded":
+        return t[:, :1].contiguous().expand(b, h, s, d)
+    extra = 8 if layout == "sliced" else 1  # one element more: rows start off the 16-byte grid
+    wide = torch.full((b, h + 1, s + 9, d + extra), around, dtype=t.dtype, device=t.device)
+    wide[:, :h, 4 : 4 + s, :d] = t
+    return wide[:, :h, 4 : 4 + s, :d]
+
+
+def tensors_of(call: dict[str, object], truth: Truth, device: str) -> tuple[Tensor, Tensor, Tensor]:
+    b, h, hkv, sq, sk = call["sizes"]  # type: ignore[misc]
+    d, dv = call["dims"]  # type: ignore[misc]
+    data, poison, seed = call["data"], call["poison"], call["seed"]
+    std = 30.0 if data == "large logits" else 1.0
+    shapes = ((b, h, sq, d), (b, hkv, sk, d), (b, hkv, sk, dv))
+    q, k, v = (
+        randn(*shape, dtype=call["dtype"], device=device, seed=3 * seed + n, std=std if n < 2 else 1.0)  # type: ignore[arg-type]
+        for n, shape in enumerate(shapes)
+    )
+    if data == "equal rows":
+        k = k[:, :, :1].expand_as(k).contiguous()
+    if data == "one huge key":
+        k[:, :, seed % sk] *= 100  # type: ignore[operator]
+    if data == "poison unseen" and truth.mask is not None:
+        seen = truth.mask(*grids(q, k)).expand(b, h, sq, sk).any(2).any(1).any(0)
+        k[:, :, ~seen] = v[:, :, ~seen] = poison  # type: ignore[assignment]
+    around = poison if data == "poison outside" else 0.0
+    q, k, v = (laid_out(t, layout, around) for t, layout in zip((q, k, v), call["layout"], strict=True))  # type: ignore
+    return q, k, v
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@DRAW
+@given(call=calls())
+def test_any_call_is_the_formula(device: str, call: dict[str, object]) -> None:
+    b, h, _, sq, sk = call["sizes"]  # type: ignore[misc]
+    if call["name"] == "document":
+        sk = sq  # one list of ids serves both
+        call = {**call, "sizes": (*call["sizes"][:4], sq)}  # type: ignore[index]
+    spec, truth = CASES[call["name"]](Sizes(b, h, sq, sk, device))  # type: ignore[index]
+    q, k, v = tensors_of(call, truth, device)
+    before = [t.clone() for t in (q, k, v)]
+    out, lse = run(spec, q, k, v)
+    check(out, lse, truth, q, k, v)
+    assert all(same_bits(x, y) for x, y in zip(before, (q, k, v), strict=True))
+
+
+@settings(DRAW, max_examples=25)
+@given(call=calls())
+def test_the_order_of_copies_does_not_matter(call: dict[str, object]) -> None:
+    """Eager, late and random completion of asynchronous copies give the same bits."""
+    b, h, _, sq, sk = call["sizes"]  # type: ignore[misc]
+    spec, truth = CASES[call["name"]](Sizes(b, h, sq, sk))  # type: ignore[index]
+    q, k, v = tensors_of(call, truth, "cpu")
+    results = [run_mode(spec, q, k, v, mode, seed) for mode, seed in MODES]
+    for out, lse in results[1:]:
+        assert same_bits(out, results[0][0])
+        assert same_bits(lse, results[0][1])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@settings(DRAW, max_examples=20)
+@given(sq=st.integers(1, 70), sk=st.integers(1, 70), layout=st.sampled_from([*LAYOUTS, "keys first"]), seed=st.integers(0, 999))
+def test_captured_tensors_have_any_strides(device: str, sq: int, sk: int, layout: str, seed: int) -> None:
+    table = randn(2, 2, sq, sk, dtype=torch.float32, device=device, seed=seed)
+    if layout == "keys first":
+        table = table.transpose(2, 3).contiguous().transpose(2, 3)
+    else:
+        table = laid_out(table, layout, float("nan"))
+    q, k, v = (randn(2, 2, s, 64, device=device, seed=seed + n) for n, s in enumerate((sq, sk, sk), 1))
+    out, lse = run(Attention(score=bias(table)), q, k, v)
+    check(out, lse, Truth(score=lambda s, b, h, i, j: s + table), q, k, v)
+    want, want_lse = run(Attention(score=bias(table.contiguous())), q, k, v)
+    assert same_bits(out, want)
+    assert same_bits(lse, want_lse)
