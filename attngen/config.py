@@ -1,4 +1,5 @@
-"""What a tuner may vary. A Config is chosen by rules (attngen.passes.tile) or given by the caller; the schedule records it."""
+"""What a tuner may vary. A Config is chosen by rules (attngen.passes.choose) or given by the caller; the schedule
+says it."""
 
 from __future__ import annotations
 

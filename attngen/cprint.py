@@ -9,12 +9,29 @@ from attngen.expr import DType, Expr, Op, walk
 from attngen.ir.schedule import Elem
 
 C_DTYPE = {DType.F32: "float", DType.I32: "int", DType.BOOL: "bool"}
-_INFIX = {Op.ADD: "+", Op.SUB: "-", Op.MUL: "*", Op.EQ: "==", Op.NE: "!=", Op.LT: "<", Op.LE: "<=", Op.GT: ">", Op.GE: ">="}
+_INFIX = {
+    Op.ADD: "+",
+    Op.SUB: "-",
+    Op.MUL: "*",
+    Op.EQ: "==",
+    Op.NE: "!=",
+    Op.LT: "<",
+    Op.LE: "<=",
+    Op.GT: ">",
+    Op.GE: ">=",
+}
 _INFIX |= {Op.AND: "&&", Op.OR: "||"}
 _CALL = {Op.EXP2: "exp2_approx", Op.LOG2: "log2_approx", Op.RCP: "rcp_approx", Op.SQRT: "sqrt_f32", Op.DIV: "div_f32"}
 _CALL |= {Op.FMA: "fma_f32", Op.FLOOR: "floor_f32"}
 _TYPED = {Op.MIN: "min", Op.MAX: "max", Op.ABS: "abs"}
-_LOADS = {Elem.F32: "ld_f32", Elem.BF16: "ld_bf16", Elem.F16: "ld_f16", Elem.I32: "ld_s32", Elem.I64: "ld_s64", Elem.U8: "ld_u8"}
+_LOADS = {
+    Elem.F32: "ld_f32",
+    Elem.BF16: "ld_bf16",
+    Elem.F16: "ld_f16",
+    Elem.I32: "ld_s32",
+    Elem.I64: "ld_s64",
+    Elem.U8: "ld_u8",
+}
 
 
 def constant(e: Expr) -> str:

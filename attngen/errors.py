@@ -32,12 +32,20 @@ class TraceError(SpecError):
 
     def __init__(self, message: str, where: Location | None = None) -> None:
         self.where = where
-        at = f"\n  at {where}\n    {where.text.strip()}" if where and where.text else (f"\n  at {where}" if where else "")
+        at = (
+            f"\n  at {where}\n    {where.text.strip()}"
+            if where and where.text
+            else (f"\n  at {where}" if where else "")
+        )
         super().__init__(message + at)
 
 
 class SignatureError(AttngenError):
     """Tensors or compile-time arguments do not fit what a kernel can be made for."""
+
+
+class GradientError(AttngenError):
+    """A gradient was asked for, which attngen cannot compute yet."""
 
 
 class PassError(AttngenError):
@@ -70,3 +78,7 @@ class LaunchError(AttngenError):
 
 class MissingToolError(AttngenError):
     """Something the machine lacks (a compiler, CuPy, a GPU); the message says how to get it."""
+
+
+class EmulationWarning(UserWarning):
+    """A call on CPU tensors will take long: it runs in the emulator."""

@@ -15,16 +15,25 @@ from attngen.signature import Shapes
 
 
 def empty_like_rows(q: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """[B, Hq, Sq, head_dim] in the memory order of q, so that a transposed view of [B, S, H, D] comes back as one."""
-    order = sorted(range(3), key=lambda d: (-q.stride(d), d))
-    if any(q.stride(d) == 0 for d in range(3)):
-        order = [0, 1, 2]
-    shape = [q.shape[d] for d in order] + [head_dim]
-    return torch.empty(shape, dtype=q.dtype, device=q.device).permute(*(order.index(d) for d in range(3)), 3)
+    """[B, Hq, Sq, head_dim] as contiguous [B, Sq, Hq, head_dim] where q looks like a transposed view of one, else
+    contiguous.
+
+    One comparison of strides decides: with symbolic sizes it is the only guard."""
+    b, h, s = q.size(0), q.size(1), q.size(2)
+    if q.stride(1) < q.stride(2):
+        strides = (s * h * head_dim, head_dim, h * head_dim, 1)
+    else:
+        strides = (h * s * head_dim, s * head_dim, head_dim, 1)
+    return q.new_empty_strided((b, h, s, head_dim), strides)
 
 
 def run(
-    kernel: Generated, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, captures: Mapping[str, torch.Tensor], scale: float
+    kernel: Generated,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    captures: Mapping[str, torch.Tensor],
+    scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out [B, Hq, Sq, Dv], lse [B, Hq, Sq] fp32); lse is empty [0] for a variant without a sum."""
     shapes = Shapes(q.size(0), q.size(1), k.size(1), q.size(2), k.size(2))
@@ -37,20 +46,24 @@ def run(
 
 
 def run_into(
-    kernel: Generated, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, captures: Mapping[str, torch.Tensor], scale: float,
+    kernel: Generated, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, captures: Mapping[str, torch.Tensor],
+    scale: float,
     out: torch.Tensor, lse: torch.Tensor, mode: emulator.Mode = emulator.Mode.LATE, seed: int = 0,
 ) -> None:  # fmt: skip
     """As `run`, into tensors that the caller made, for shapes without a 0. `mode` and `seed`: of the emulator."""
     shapes = Shapes(q.size(0), q.size(1), k.size(1), q.size(2), k.size(2))
     scalars: dict[str, int | float] = {
-        "batch": shapes.B, "heads": shapes.Hq, "group": shapes.Hq // shapes.Hkv, "seqlen_q": shapes.Sq, "seqlen_k": shapes.Sk,
+        "batch": shapes.B, "heads": shapes.Hq, "group": shapes.Hq // shapes.Hkv, "seqlen_q": shapes.Sq,
+        "seqlen_k": shapes.Sk,
         "scale": scale,
     }  # fmt: skip
     tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **captures}
     launch_module(kernel, tensors, scalars, mode, seed)
 
 
-def _nothing_visible(out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def _nothing_visible(
+    out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """No query or no key: the neutral element, or the sink alone."""
     out.zero_()
     if lse.dim() == 3:
@@ -110,7 +123,11 @@ def regions(tensors: Mapping[str, torch.Tensor], writable: set[str]) -> list[emu
 
 
 def emulate(
-    module: Generated, item: Launch, tensors: Mapping[str, torch.Tensor], mode: emulator.Mode = emulator.Mode.LATE, seed: int = 0
+    module: Generated,
+    item: Launch,
+    tensors: Mapping[str, torch.Tensor],
+    mode: emulator.Mode = emulator.Mode.LATE,
+    seed: int = 0,
 ) -> emulator.Stats:
     """One launch in the emulator. Raises EmulatorError naming the op at fault."""
     entries = tuple(emulator.KernelEntry(k.name, k.threads, k.smem_bytes) for k in module.schedule.kernels)

@@ -64,7 +64,9 @@ FUNCTIONS = frozenset(
     {Op.MIN, Op.MAX, Op.WHERE, Op.ABS, Op.EXP, Op.LOG, Op.TANH, Op.SIGMOID, Op.SQRT, Op.FLOOR, Op.EXP2, Op.LOG2}
     | {Op.RCP, Op.FMA, Op.F32, Op.I32}
 )
-FLOAT_ONLY = frozenset({Op.DIV, Op.EXP, Op.LOG, Op.TANH, Op.SIGMOID, Op.SQRT, Op.FLOOR, Op.EXP2, Op.LOG2, Op.RCP, Op.FMA})
+FLOAT_ONLY = frozenset(
+    {Op.DIV, Op.EXP, Op.LOG, Op.TANH, Op.SIGMOID, Op.SQRT, Op.FLOOR, Op.EXP2, Op.LOG2, Op.RCP, Op.FMA}
+)
 
 Value = float | int | bool
 

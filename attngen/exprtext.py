@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from attngen.errors import ScheduleError
 from attngen.expr import COMPARES, FUNCTIONS, DType, Expr, Op, const, load, make, var
 
-_LEVEL = {Op.OR: 1, Op.AND: 2, **{c: 3 for c in COMPARES}, Op.ADD: 4, Op.SUB: 4}
+_LEVEL = {Op.OR: 1, Op.AND: 2, **dict.fromkeys(COMPARES, 3), Op.ADD: 4, Op.SUB: 4}
 _LEVEL |= {Op.MUL: 5, Op.DIV: 5, Op.FLOORDIV: 5, Op.MOD: 5, Op.NEG: 6, Op.NOT: 6}
 _BINARY = {op.value.strip(): op for op in _LEVEL if op not in (Op.NEG, Op.NOT)}
 _NAMED = {op.value: op for op in FUNCTIONS}
@@ -66,7 +66,9 @@ class _Parser:
 
     def take(self, want: str | None = None) -> tuple[str, str]:
         if self.at >= len(self.tokens) or (want is not None and self.peek() != want):
-            raise ScheduleError(f"expected {want or 'an operand'} in the expression {self.text!r}, found {self.peek()!r}")
+            raise ScheduleError(
+                f"expected {want or 'an operand'} in the expression {self.text!r}, found {self.peek()!r}"
+            )
         self.at += 1
         return self.tokens[self.at - 1]
 
@@ -122,7 +124,9 @@ class _Parser:
             if self.peek() == "[":
                 self.take()
                 if text not in self.captures:
-                    raise ScheduleError(f"unknown tensor {text!r} in {self.text!r}; known: {', '.join(self.captures) or 'none'}")
+                    raise ScheduleError(
+                        f"unknown tensor {text!r} in {self.text!r}; known: {', '.join(self.captures) or 'none'}"
+                    )
                 return load(text, self.arguments("]"), self.captures[text])
             if text in self.names:
                 return var(text, self.names[text])

@@ -1,5 +1,5 @@
-"""Fault injection: who notices when a schedule is broken. Every mutant (attngen.ir.mutate) is judged twice, each time as if
-the other judge did not exist: by the verifier, and by the emulator with numbers against float64."""
+"""Fault injection: who notices when a schedule is broken. Every mutant (attngen.ir.mutate) is judged twice, each time
+as if the other judge did not exist: by the verifier, and by the emulator with numbers against float64."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def _more_queries(config: Config) -> tuple[int, int]:
 CASES = ((Data.NEGATIVE, _square), (Data.GROWING, _square), (Data.NORMAL, _more_queries))
 MARGIN = 2.0  # a mutant's error against that of the kernel itself: a fault changes more than the rounding
 
-# Mutants that compute the same, by (pattern of the mutant's text, reason). A pair of kinds stands for both orders.
+# Mutants that compute the same, by (pattern of the mutant's text, reason).
 EQUIVALENT: tuple[tuple[str, str], ...] = (
     (r"swap .*\bfill .*<->.*\bfill ", "two values are set, in either order"),
     (r"swap .*\bcp_async .*<->.*\bcp_async ", "copies of one group, which arrive together"),
-    (r"swap .*\bcp_commit .*<->.*\b(?:fill|map|reduce|mma_sync) ", "a group is closed later; no copy is issued in between"),
+    (r"swap .*\bcp_commit .*<->.*\b(?:fill|map|reduce|mma_sync) ", "a group is closed later, and no copy lies between"),
     (r"swap .*\b(?:map|mma_sync) .*<->.*\bcp_wait ", "the wait comes earlier than it has to"),
-    (r"swap .*\bmap over=rO .*<->.*\bmap over=rS", "the accumulator is corrected and the weights are made from other values"),
+    (r"swap .*\bmap over=rO .*<->.*\bmap over=rS", "correcting the accumulator and making the weights share no value"),
     (r"swap .*\bst_tile .*<->.*\bst_rows ", "two outputs are stored, in either order"),
 )
 
@@ -136,6 +136,15 @@ def _finding(run: Callable[[], Errors], own: Errors) -> str:
     return ""
 
 
+INTRODUCTION = """# Fault injection
+
+Each op of a schedule deleted, each pair of neighbours swapped, in turn. Both judges see every mutant, each run alone:
+the verifier reads the schedule; the emulator runs its lowered text, unverified, in its three modes on three kinds of
+data (very negative logits, growing maxima, row tiles without a key) and compares with float64. Written by
+`attngen verify --mask causal --head-dim 64 --fault-injection --write`; not edited by hand.
+"""
+
+
 def report(kernel: Kernel, verdicts: Sequence[Verdict]) -> str:
     """The table as Markdown."""
     rows = [
@@ -150,28 +159,24 @@ def report(kernel: Kernel, verdicts: Sequence[Verdict]) -> str:
         "neither": sum(v.missed for v in verdicts),
     }
     missed = [f"- {_cell(v.mutant)}" for v in verdicts if v.missed]
-    return "\n".join([
-        "# Fault injection",
-        "",
-        "Each op of a schedule deleted and each pair of neighbours swapped, in turn. Both judges see every mutant, each run alone:",
-        "the verifier reads the schedule; the emulator runs its lowered text, unverified, in its three modes on three kinds of data",
-        "(very negative logits, growing maxima, normal ones) and compares with float64. Written by",
-        "`attngen verify --fault-injection --write`; not edited by hand.",
-        "",
-        f"Schedule: {kernel.variant.description}, head_dim {kernel.signature.head_dim_qk}, {kernel.signature.dtype.value}, "
-        f"{kernel.target.name}, {kernel.config}.",
-        "",
-        "| caught by | mutants |",
-        "| --- | --- |",
-        *(f"| {name} | {number} |" for name, number in count.items()),
-        f"| all | {len(verdicts)} |",
-        "",
-        *(["Caught by neither, without a known reason:", "", *missed, ""] if missed else []),
-        "| mutant | verifier: rule | emulator | equivalent because |",
-        "| --- | --- | --- | --- |",
-        *rows,
-        "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            INTRODUCTION,
+            f"Schedule: {kernel.variant.description}, head_dim {kernel.signature.head_dim_qk}, "
+            f"{kernel.signature.dtype.value}, {kernel.target.name}, {kernel.config}.",
+            "",
+            "| caught by | mutants |",
+            "| --- | --- |",
+            *(f"| {name} | {number} |" for name, number in count.items()),
+            f"| all | {len(verdicts)} |",
+            "",
+            *(["Caught by neither, without a known reason:", "", *missed, ""] if missed else []),
+            "| mutant | verifier: rule | emulator | equivalent because |",
+            "| --- | --- | --- | --- |",
+            *rows,
+            "",
+        ]
+    )
 
 
 def _cell(text: str) -> str:

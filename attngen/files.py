@@ -30,7 +30,8 @@ def default_name(kernel: Kernel) -> str:
     s = kernel.signature
     dims = f"d{s.head_dim_qk}" + (f"v{s.head_dim_v}" if s.head_dim_v != s.head_dim_qk else "")
     aligned = "" if s.alignment == 16 else f" align{s.alignment}"
-    text = f"{kernel.variant.description.replace('~', ' not ').replace('|', ' or ')} {dims} {s.dtype.value}{aligned} {kernel.target.name}"
+    what = kernel.variant.description.replace("~", " not ").replace("|", " or ")
+    text = f"{what} {dims} {s.dtype.value}{aligned} {kernel.target.name}"
     return re.sub(r"\W+", "_", text).strip("_")
 
 
@@ -63,7 +64,8 @@ def manifest(kernel: Kernel, name: str) -> Json:
         "compile": {arch: list(flags_for(arch)) for arch in kernel.target.archs},
         "kernels": [_kernel(k) for k in kernel.schedule.kernels],
         "workspaces": [
-            {"name": w.name, "elem": w.elem.value, "shape": [str(e) for e in w.shape]} for w in kernel.schedule.workspaces
+            {"name": w.name, "elem": w.elem.value, "shape": [str(e) for e in w.shape]}
+            for w in kernel.schedule.workspaces
         ],
         "source_sha256": sha256(kernel.source.text),
         "schedule_sha256": sha256(kernel.schedule.print()),
@@ -80,7 +82,7 @@ def _variant(variant: Variant) -> Json:
         "sink": variant.sink.value if variant.sink else None,
         "scale_positive": variant.scale_positive,
         "captures": [{"name": c.name, "storage": c.storage.value, "rank": c.rank} for c in variant.captures],
-        "constants": {n: value for n, value in variant.constants},
+        "constants": dict(variant.constants),
     }
 
 
@@ -98,9 +100,12 @@ def _kernel(kernel: ScheduledKernel) -> Json:
         "min_ctas": kernel.min_ctas,
         "dynamic_smem_bytes": kernel.smem_bytes,
         "work": {
-            "source": work.source.value, "order": work.order.value, "rows": work.block_m, "per_batch": work.per_batch,
+            "source": work.source.value,
+            "order": work.order.value,
+            "rows": work.block_m,
+            "per_batch": work.per_batch,
             "per_head": work.per_head,
         },
         "params_bytes": packer(kernel)[0].size,
         "params": params,
-    }  # fmt: skip
+    }

@@ -1,6 +1,6 @@
 """The reviewed sample kernels in `generated/`: their descriptions, and the files that belong to them.
 
-    python -m attngen.golden DIR      writes the set (tests/test_generated.py compares it with generated/)"""
+python -m attngen.golden DIR      writes the set (tests/test_generated.py compares it with generated/)"""
 
 from __future__ import annotations
 
@@ -76,9 +76,12 @@ SAMPLES = (
     Sample("full_d128", "no mask but the end of the keys", lambda: Attention()),
     Sample("window_d128", "tiles skipped on both sides", lambda: Attention(mask=causal() & sliding_window(1024))),
     Sample("softcap_d128", "a score function", lambda: Attention(mask=causal(), score=softcap(30.0))),
-    Sample("alibi_d128", "a captured tensor read once a row", lambda: Attention(mask=causal(), score=alibi(torch.zeros(8)))),
-    Sample("bias_d64", "a captured tensor read for each score", lambda: Attention(score=bias(torch.zeros(2, 8, 4, 4))), head_dim=64),
-    Sample("sink_d64", "one more element of the fold", lambda: Attention(mask=causal(), sink=torch.zeros(8)), head_dim=64),
+    Sample("alibi_d128", "a captured tensor read once a row",
+           lambda: Attention(mask=causal(), score=alibi(torch.zeros(8)))),
+    Sample("bias_d64", "a captured tensor read for each score",
+           lambda: Attention(score=bias(torch.zeros(2, 8, 4, 4))), head_dim=64),
+    Sample("sink_d64", "one more element of the fold",
+           lambda: Attention(mask=causal(), sink=torch.zeros(8)), head_dim=64),
     Sample("document_d64", "a visit table made on the device",
            lambda: Attention(mask=causal() & document(torch.zeros(4, dtype=torch.int32))), head_dim=64),
     Sample("relative_block_causal_d64", "functions of the user: a table lookup, and a mask with an integer division",

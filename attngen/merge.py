@@ -26,7 +26,9 @@ def merge_module(elem: Elem, target_name: str = "sm80") -> Generated:
     """The generated merge kernel for outputs of one storage type."""
     graph = stream(simplify(textbook(Attention().variant)))
     schedule = merge_kernel(graph, elem, target_name)
-    return Generated(verify(schedule), target(target_name), "merge of two partial results", f"out {elem.value}, lse f32")
+    return Generated(
+        verify(schedule), target(target_name), "merge of two partial results", f"out {elem.value}, lse f32"
+    )
 
 
 def merge(
@@ -34,8 +36,8 @@ def merge(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse) over the union of two disjoint sets of keys.
 
-    out_1, out_2: [B, H, Sq, Dv], fp16, bf16 or fp32, equal shapes and types, any strides. lse_1, lse_2: [B, H, Sq] fp32,
-    natural logarithms. A row with lse -inf is empty; two empty rows give out 0 and lse -inf."""
+    out_1, out_2: [B, H, Sq, Dv], fp16, bf16 or fp32, equal shapes and types, any strides. lse_1, lse_2: [B, H, Sq]
+    fp32, natural logarithms. A row with lse -inf is empty; two empty rows give out 0 and lse -inf."""
     _check(out_1, lse_1, out_2, lse_2)
     out = torch.empty_like(out_1, memory_format=torch.contiguous_format)
     lse = torch.empty_like(lse_1, memory_format=torch.contiguous_format)
@@ -56,8 +58,13 @@ def _check(out_1: torch.Tensor, lse_1: torch.Tensor, out_2: torch.Tensor, lse_2:
                 f"{name} is {list(t.shape)} {t.dtype} on {t.device}; it must be as the first: {list(like.shape)} "
                 f"{like.dtype} on {like.device}"
             )
-    if out_1.dim() != 4 or lse_1.shape != out_1.shape[:3] or lse_1.dtype != torch.float32 or lse_1.device != out_1.device:
+    if (
+        out_1.dim() != 4
+        or lse_1.shape != out_1.shape[:3]
+        or lse_1.dtype != torch.float32
+        or lse_1.device != out_1.device
+    ):
         raise SignatureError(
-            f"lse_1 is {list(lse_1.shape)} {lse_1.dtype} for out_1 {list(out_1.shape)}. Allowed: out [B, H, Sq, Dv] with lse "
-            f"[B, H, Sq] float32 on one device"
+            f"lse_1 is {list(lse_1.shape)} {lse_1.dtype} for out_1 {list(out_1.shape)}. Allowed: out [B, H, Sq, Dv], "
+            f"lse [B, H, Sq] float32 on one device"
         )

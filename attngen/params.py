@@ -44,8 +44,8 @@ def fields(kernel: Kernel) -> tuple[Field, ...]:
     for t in kernel.tensors:
         const = "" if t.access in (Access.OUT, Access.WORK) else "const "
         result.append(Field(t.name, Kind.POINTER, f"{const}{C_TYPE[t.elem]}* {t.name}"))
-        for k in range(stride_count(t.access, t.rank)):
-            result.append(Field(f"{t.name}_s{k}", Kind.STRIDE, f"i64 {t.name}_s{k}"))
+        strides = range(stride_count(t.access, t.rank))
+        result += [Field(f"{t.name}_s{k}", Kind.STRIDE, f"i64 {t.name}_s{k}") for k in strides]
         if t.access in (Access.CAPTURE, Access.WORK):
             result += [Field(f"{t.name}_n{k}", Kind.INT, f"int {t.name}_n{k}") for k in range(t.rank)]
     for s in kernel.scalars:

@@ -35,7 +35,7 @@ def macros(target: str) -> Mapping[str, jinja2.runtime.Macro]:
 def call(target: str, macro: str, arguments: Mapping[str, Argument]) -> list[str]:
     """The lines of one macro."""
     text = str(macros(target)[macro](**arguments))
-    return [line for line in text.strip("\n").split("\n")]
+    return text.strip("\n").split("\n")
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 import torch
 
 from attngen.errors import Location, SignatureError
-from attngen.spec import Attention
+from attngen.spec import Variant
+from attngen.trace import ShapeRule
 
 HEAD_DIM_STEP, HEAD_DIM_MAX = 8, 256
 VECTOR_BYTES, ELEMENT_BYTES = 16, 2
@@ -76,6 +79,19 @@ class Shapes:
     Sk: int
 
 
+class Described(Protocol):
+    """A description with its captured tensors, as `Attention` is one."""
+
+    @property
+    def variant(self) -> Variant: ...
+
+    @property
+    def tensors(self) -> Mapping[str, torch.Tensor]: ...
+
+    @property
+    def shape_rules(self) -> tuple[ShapeRule, ...]: ...
+
+
 def _aligned(t: torch.Tensor) -> bool:
     """Every row starts on a vector boundary. The stride of a dimension of size 1 is never used."""
     rows = (
@@ -95,7 +111,7 @@ def signature_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Signature
     return Signature(dtype, q.size(-1), v.size(-1), alignment)
 
 
-def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: Attention) -> Shapes:
+def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: Described) -> Shapes:
     """Check the tensors of a call against each other and against the tensors of the spec."""
     for name, t in (("q", q), ("k", k), ("v", v)):
         if t.dim() != 4:
@@ -136,7 +152,7 @@ def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: Atten
     return shapes
 
 
-def _check_bound(q: torch.Tensor, shapes: Shapes, spec: Attention) -> None:
+def _check_bound(q: torch.Tensor, shapes: Shapes, spec: Described) -> None:
     """Devices and shapes of the captured tensors and the sink."""
     for name, t in spec.tensors.items():
         if t.device != q.device:
@@ -145,13 +161,14 @@ def _check_bound(q: torch.Tensor, shapes: Shapes, spec: Attention) -> None:
                 f"the tensor `{name}` is on {t.device}, q is on {q.device}. Move it: "
                 f"{name}.to(q.device){where}"
             )
-    if spec.sink is not None and spec.sink.size(0) != shapes.Hq:
+    sink = spec.tensors.get("sink")
+    if sink is not None and sink.size(0) != shapes.Hq:
         raise SignatureError(
-            f"sink has the shape {list(spec.sink.shape)}. Allowed: [{shapes.Hq}], one logit a query head"
+            f"sink has the shape {list(sink.shape)}. Allowed: [{shapes.Hq}], one logit a query head"
         )
     for rule in spec.shape_rules:
         shape = spec.tensors[rule.capture].shape
-        want = [int(getattr(shapes, axis.value)) for axis in rule.axes]
+        want: list[int] = [getattr(shapes, axis.value) for axis in rule.axes]
         if any(n != w and not (rule.broadcast and n == 1) for n, w in zip(shape, want, strict=True)):
             axes = ", ".join(f"{axis.value}={w}" for axis, w in zip(rule.axes, want, strict=True))
             raise SignatureError(

@@ -116,7 +116,7 @@ class Trial:
         return distance(eager(self.spec, self.q, self.k, self.v), self.exact[0])
 
     def run(self, module: Generated, mode: Mode = Mode.LATE, seed: int = 0, device: str = "cpu") -> Errors:
-        """Runs a module into outputs that held NaN. On the CPU it raises EmulatorError for what a GPU leaves undefined."""
+        """Runs a module into outputs that held NaN. EmulatorError where it does what a GPU leaves undefined."""
         q, k, v = (t.to(device) for t in (self.q, self.k, self.v))
         captures = {n: t.to(device) for n, t in self.spec.tensors.items()}
         out = torch.full((*q.shape[:3], v.size(3)), math.nan, dtype=q.dtype, device=device)

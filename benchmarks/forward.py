@@ -85,7 +85,9 @@ def grid(head_dims: list[int], seqlens: list[int], rounds: int) -> list[Row]:
             for causal in (False, True):
                 mask = attngen.causal() if causal else None
                 calls = {
-                    "attngen sm80": lambda q=q, k=k, v=v, mask=mask: attngen.attention(q, k, v, mask=mask, target="sm80"),
+                    "attngen sm80": lambda q=q, k=k, v=v, mask=mask: attngen.attention(
+                        q, k, v, mask=mask, target="sm80"
+                    ),
                     "FlashAttention-2": sdpa(SDPBackend.FLASH_ATTENTION, q, k, v, causal),
                     "cuDNN": sdpa(SDPBackend.CUDNN_ATTENTION, q, k, v, causal),
                 }
@@ -118,14 +120,18 @@ def environment() -> dict[str, str]:
     properties = torch.cuda.get_device_properties(0)
     return {
         "device": properties.name, "torch": torch.__version__, "cuda": str(torch.version.cuda),
-        "cudnn": str(torch.backends.cudnn.version()), "attngen": attngen.__version__, "python": platform.python_version(),
+        "cudnn": str(torch.backends.cudnn.version()), "attngen": attngen.__version__,
+        "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%d"),
     }  # fmt: skip
 
 
 def table(rows: list[Row]) -> str:
     """Markdown: TFLOP/s and the ratio to FlashAttention-2 and cuDNN of the same run."""
-    lines = ["| D | S | case | attngen sm80 | FlashAttention-2 | ratio | cuDNN | ratio |", "|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| D | S | case | attngen sm80 | FlashAttention-2 | ratio | cuDNN | ratio |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     cells: dict[tuple[int, int, str], dict[str, float]] = {}
     for r in rows:
         cells.setdefault((r.head_dim, r.seqlen, r.case), {})[r.name] = r.tflops
@@ -134,7 +140,8 @@ def table(rows: list[Row]) -> str:
             continue
         ours, fa2, cudnn = c["attngen sm80"], c["FlashAttention-2"], c["cuDNN"]
         lines.append(
-            f"| {head_dim} | {seqlen} | {case} | {ours:.0f} | {fa2:.0f} | {ours / fa2:.2f} | {cudnn:.0f} | {ours / cudnn:.2f} |"
+            f"| {head_dim} | {seqlen} | {case} | {ours:.0f} | {fa2:.0f} | {ours / fa2:.2f} "
+            f"| {cudnn:.0f} | {ours / cudnn:.2f} |"
         )
     return "\n".join(lines)
 
@@ -154,7 +161,9 @@ def main() -> None:
     print(f"\nwindow 1024: {base['causal'] / base['window 1024']:.1f}x faster than causal; "
           f"8 documents: {base['full'] / base['8 documents']:.1f}x faster than full (S=16384, D=128)")  # fmt: skip
     if args.json:
-        args.json.write_text(json.dumps({"environment": environment(), "rows": [asdict(r) for r in rows + extra]}, indent=1) + "\n")
+        args.json.write_text(
+            json.dumps({"environment": environment(), "rows": [asdict(r) for r in rows + extra]}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -140,4 +140,6 @@ def _blocks(z: Sizes) -> Case:
 @_case
 def _sigmoid(z: Sizes) -> Case:
     spec = Attention(mask=causal(), score=lambda s, b, h, i, j: sigmoid(s - 1.0), normalizer="none")
-    return spec, Truth(lambda b, h, i, j: j <= i + z.diagonal, lambda s, b, h, i, j: torch.sigmoid(s - 1), softmax=False)
+    return spec, Truth(
+        lambda b, h, i, j: j <= i + z.diagonal, lambda s, b, h, i, j: torch.sigmoid(s - 1), softmax=False
+    )

@@ -1,7 +1,8 @@
-"""What the numerical tests share: running a description on a device, and attention written down once more, in plain torch.
+"""What the numerical tests share: running a description on a device, and attention written down once more, in plain
+torch.
 
-`formula` uses nothing of attngen: masks and scores are torch functions of index grids. In float64 it is the reference, in
-the dtype of the inputs it is torch's own eager attention, whose error is the measure of ours."""
+`formula` uses nothing of attngen: masks and scores are torch functions of index grids. In float64 it is the
+reference, in the dtype of the inputs it is torch's own eager attention, whose error is the measure of ours."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ from attngen.target import target
 
 DEVICES = [
     pytest.param("cpu", id="emulator"),
-    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU")]),
+    pytest.param(
+        "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU")]
+    ),
 ]
 MODES = ((Mode.EAGER, 0), (Mode.LATE, 0), (Mode.RANDOM, 1), (Mode.RANDOM, 2))
 
@@ -32,13 +35,16 @@ Grid = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # (b, h, i, j) -> boo
 ScoreGrid = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]  # (s, b, h, i, j) -> s
 
 
-def randn(*shape: int, dtype: torch.dtype = torch.bfloat16, device: str = "cpu", seed: int = 0, std: float = 1.0) -> Tensor:
+def randn(
+    *shape: int, dtype: torch.dtype = torch.bfloat16, device: str = "cpu", seed: int = 0, std: float = 1.0
+) -> Tensor:
     """The same numbers on every device."""
     return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * std).to(dtype).to(device)
 
 
 def qkv(
-    device: str = "cpu", b: int = 1, h: int = 2, hkv: int = 1, sq: int = 65, sk: int = 65, d: int = 64, dv: int | None = None,
+    device: str = "cpu", b: int = 1, h: int = 2, hkv: int = 1, sq: int = 65, sk: int = 65, d: int = 64,
+    dv: int | None = None,
     dtype: torch.dtype = torch.bfloat16, seed: int = 0, std: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Random q, k and v."""
@@ -86,7 +92,13 @@ def run_mode(
     kernel = compiled(spec, q, k, v, config)
     out = q.new_full((*q.shape[:3], v.size(3)), float("nan"))
     lse = torch.full(q.shape[:3] if kernel.has_lse else (0,), float("nan"))
-    sizes = {"batch": q.size(0), "heads": q.size(1), "group": q.size(1) // k.size(1), "seqlen_q": q.size(2), "seqlen_k": k.size(2)}
+    sizes = {
+        "batch": q.size(0),
+        "heads": q.size(1),
+        "group": q.size(1) // k.size(1),
+        "seqlen_q": q.size(2),
+        "seqlen_k": k.size(2),
+    }
     with poisoned():
         work = workspaces(kernel.schedule, sizes, q.device)
     tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **spec.tensors, **work}
@@ -127,7 +139,9 @@ def formula(truth: Truth, q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype) -
     at = grids(q, k)
     scale = q.size(3) ** -0.5 if truth.scale is None else truth.scale
     shape = (*q.shape[:3], k.size(2))
-    visible = torch.ones(shape, dtype=torch.bool, device=q.device) if truth.mask is None else truth.mask(*at).expand(shape)
+    visible = (
+        torch.ones(shape, dtype=torch.bool, device=q.device) if truth.mask is None else truth.mask(*at).expand(shape)
+    )
     # a key that nobody sees may hold anything
     seen = visible.any(2)[..., None]
     k, v = k.where(seen, 0), v.where(seen, 0)

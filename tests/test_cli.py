@@ -15,13 +15,14 @@ import torch
 
 from attngen import expr as ex
 from attngen.cli import COMMANDS, main, parser
-from attngen.cli.progress import Progress
 from attngen.cli.request import SAMPLE_SHAPES, Samples, parse_config
 from attngen.cli.syntax import parse_mask, parse_scores
 from attngen.config import Config
 from attngen.errors import MissingToolError, SpecError
 from attngen.evaluate import evaluate
 from attngen.ir.schedule import Schedule
+from attngen.progress import Progress
+from attngen.reference import reference
 from attngen.runtime.nvrtc import find_nvrtc
 from attngen.spec import Attention
 
@@ -46,6 +47,13 @@ def fails(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     assert said.err.startswith("attngen: ")
     assert "Traceback" not in said.err
     return said.err
+
+
+def fresh(*argv: str) -> subprocess.CompletedProcess[str]:
+    """A new Python process with the checkout on its path."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run([sys.executable, *argv], env=env, capture_output=True, text=True, check=False)
 
 
 # ---- masks and scores as text --------------------------------------------------------------------------------------
@@ -163,8 +171,19 @@ def test_help_has_an_example_that_parses(command: object, capsys: pytest.Capture
 
 
 def test_generate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--mask", "causal & sliding_window(256)", "--score", "softcap=30", "--head-dim", "64", "--head-dim-v", "32"]
-    assert main(["generate", *options, "--dtype", "fp16", "--sink", "--config", "m64n32w4s2c2", "-o", str(tmp_path)]) == 0
+    options = [
+        "--mask",
+        "causal & sliding_window(256)",
+        "--score",
+        "softcap=30",
+        "--head-dim",
+        "64",
+        "--head-dim-v",
+        "32",
+    ]
+    assert (
+        main(["generate", *options, "--dtype", "fp16", "--sink", "--config", "m64n32w4s2c2", "-o", str(tmp_path)]) == 0
+    )
     name = "softcap_30_causal_sliding_window_256_sink_d64v32_fp16_sm80"
     written = [Path(line).name for line in capsys.readouterr().out.split()]
     assert written == [f"{name}.cu", f"{name}.schedule", f"{name}.json"]
@@ -183,20 +202,13 @@ def test_generate_is_quick(tmp_path: Path) -> None:
         "import torch, time; start = time.perf_counter(); from attngen.cli import main; "
         f"main(['generate', '--mask', 'causal', '-o', {str(tmp_path)!r}]); print(time.perf_counter() - start)"
     )
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    runs = [
-        subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True)
-        for _ in range(3)
-    ]  # fmt: skip
+    runs = [fresh("-c", script) for _ in range(3)]
+    assert [r.returncode for r in runs] == [0, 0, 0]
     assert min(float(r.stdout.split()[-1]) for r in runs) < 0.5
 
 
 def test_module_and_errors_without_traceback(tmp_path: Path) -> None:
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-m", "attngen", "generate", "--head-dim", "20", "-o", str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = fresh("-m", "attngen", "generate", "--head-dim", "20", "-o", str(tmp_path))
     assert done.returncode == 2
     assert done.stderr.startswith("attngen: head_dim_qk=20 is not supported. Allowed: multiples of 8")
     assert "Traceback" not in done.stderr
@@ -255,9 +267,17 @@ def test_lower_times(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "--mask", "causal", "--score", "softcap=30, alibi", "--head-dim", "64", "--no-compile"]) == 0
+    assert (
+        main(["explain", "--mask", "causal", "--score", "softcap=30, alibi", "--head-dim", "64", "--no-compile"]) == 0
+    )
     said = capsys.readouterr().out
-    for title in ("graph after textbook", "graph after stream", "program after tile", "schedule after allocate", "decisions"):
+    for title in (
+        "graph after textbook",
+        "graph after stream",
+        "program after tile",
+        "schedule after allocate",
+        "decisions",
+    ):
         assert f"== {title}\n" in said
     assert "tensor    slopes: f32, rank 1, a run-time argument" in said
     assert "block_m: " in said
@@ -290,12 +310,11 @@ def test_verify_keeps_given_shapes(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--heads 3 is not a multiple of --kv-heads 2" in capsys.readouterr().err
 
 
-def test_verify_fails_where_the_result_is_wrong(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_fails_where_the_result_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A reference for another scale."""
-    from attngen import trial
-
-    right = trial.reference
-    monkeypatch.setattr(trial, "reference", lambda spec, q, k, v: right(spec, q * 1.1, k, v))
+    monkeypatch.setattr("attngen.trial.reference", lambda spec, q, k, v: reference(spec, q * 1.1, k, v))
     assert main(["verify", "--mask", "causal", *SMALL, "--cases", "1", "--sq", "40", "--sk", "40"]) == 1
     assert capsys.readouterr().out.count("FAILED\n") == 3 + torch.cuda.is_available()
 

@@ -31,7 +31,9 @@ def test_c01_more_queries_than_keys(device: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("b", "h", "sq", "sk"), [(2, 2, 5, 0), (0, 2, 5, 7), (2, 2, 0, 7), (2, 0, 5, 7), (0, 0, 0, 0)], ids=["Sk", "B", "Sq", "H", "all"]
+    ("b", "h", "sq", "sk"),
+    [(2, 2, 5, 0), (0, 2, 5, 7), (2, 2, 0, 7), (2, 0, 5, 7), (0, 0, 0, 0)],
+    ids=["Sk", "B", "Sq", "H", "all"],
 )
 @pytest.mark.parametrize("mask", [None, causal()], ids=["full", "causal"])
 def test_c02_nothing(device: str, mask: object, b: int, h: int, sq: int, sk: int) -> None:
@@ -283,7 +285,9 @@ def test_c14_learnable_scale(device: str) -> None:
     q, k, v = qkv(device, h=2, sq=130, sk=130)
     for value in (1.7, -0.4):  # a run-time argument: one kernel
         t = torch.tensor(value, device=device)
-        verify(Attention(score=lambda s, b, h, i, j, t=t: s * t), Truth(score=lambda s, b, h, i, j, t=t: s * t), q, k, v)
+        verify(
+            Attention(score=lambda s, b, h, i, j, t=t: s * t), Truth(score=lambda s, b, h, i, j, t=t: s * t), q, k, v
+        )
 
 
 def test_c14_shared_bias(device: str) -> None:

@@ -95,7 +95,9 @@ def test_files_are_self_contained_and_timeless(sample: golden.Sample) -> None:
         text = read(sample.name + extension)
         assert "#include" not in text
         assert str(ROOT) not in text
-        found = re.search(r"(?<![\w.])/(?:home|root|usr|tmp|work|Users)/|\b20\d\d-\d\d-\d\d\b|\b\d\d:\d\d:\d\d\b|0x[0-9a-f]{9,}", text)
+        found = re.search(
+            r"(?<![\w.])/(?:home|root|usr|tmp|work|Users)/|\b20\d\d-\d\d-\d\d\b|\b\d\d:\d\d:\d\d\b|0x[0-9a-f]{9,}", text
+        )
         assert found is None, f"{sample.name}{extension} holds {found and found[0]!r}"
 
 

@@ -1,4 +1,5 @@
-"""Every stage of the pipeline means the same: the interpreters of Graph and Program against attention in plain torch."""
+"""Every stage of the pipeline means the same: the interpreters of Graph and Program against attention in plain
+torch."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ def interpreted(spec: Attention, tensors: tuple[Tensor, Tensor, Tensor]) -> Prog
 
 def close(outputs: dict[str, Tensor], case: Case, tensors: tuple[Tensor, Tensor, Tensor], valued: bool = False) -> None:
     """`valued`: an empty row has no value (0 / 0), as in the textbook; the fold makes it the neutral element."""
-    spec, truth = case
+    _, truth = case
     out, lse = truth(*tensors, torch.float64)
     assert (lse is None) == ("lse" not in outputs)
     got = dict(outputs)
@@ -98,7 +99,12 @@ def test_visited_tiles_are_those_that_the_mask_needs(name: str) -> None:
     for sq, sk in SHAPES:
         (spec, truth), tensors = made(name, sq, sk)
         run = interpreted(spec, tensors)
-        b, h, i, j = torch.arange(2).view(2, 1, 1, 1), torch.arange(2).view(2, 1, 1), torch.arange(sq)[:, None], torch.arange(sk)
+        b, h, i, j = (
+            torch.arange(2).view(2, 1, 1, 1),
+            torch.arange(2).view(2, 1, 1),
+            torch.arange(sq)[:, None],
+            torch.arange(sk),
+        )
         mask = truth.mask(b, h, i, j) if truth.mask else torch.ones(())
         visible = mask.expand(2, 2, sq, sk).bool()
         assert len(run.visited) == 2 * 2 * -(-sq // CONFIG.block_m)

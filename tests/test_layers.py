@@ -13,10 +13,10 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "attngen"
 
 # From the ground up; a module imports from its own layer and from those before it. The front end (what the user says)
-# and the levels (`ir`) do not know each other: passes are the first to see both. An entry covers what is below it unless
-# a longer one does: the interpreter of a fold takes the monoid from the pass that derives it.
+# and the levels (`ir`) do not know each other: passes are the first to see both. An entry covers what is below it,
+# unless a longer one does: the interpreter of a fold takes the monoid from the pass that derives it.
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("ground", ("errors", "env", "resources", "layout", "target", "config", "naming")),
+    ("ground", ("errors", "env", "resources", "layout", "target", "config", "naming", "progress")),
     (
         "expressions",
         ("expr", "exprtext", "fold", "sums", "rows", "interval", "evaluate", "proxy", "trace", "functions"),
@@ -77,12 +77,12 @@ def test_imports_go_down(module: str) -> None:
             )
         else:
             assert layer_of(target) <= own, (
-                f"{module}:{line} ({LAYERS[own][0]}) imports {target} ({LAYERS[layer_of(target)][0]}), which lies above it"
+                f"{module}:{line} ({LAYERS[own][0]}) imports {target} ({LAYERS[layer_of(target)][0]}) above it"
             )
 
 
 def test_modules_load_without_cycles() -> None:
-    """Imports inside functions are left out: they run when everything is loaded (a `__str__` that calls the printer)."""
+    """Imports inside functions are left out: they run when all is loaded (a `__str__` that calls the printer)."""
     graph: nx.DiGraph[str] = nx.DiGraph()
     for module, path in MODULES.items():
         for statement in ast.parse(path.read_text()).body:

@@ -1,4 +1,5 @@
-"""Shapes, strides and data drawn at random, for a fixed set of variants: always the formula, in every order of copies."""
+"""Shapes, strides and data drawn at random, for a fixed set of variants: always the formula, in every order of
+copies."""
 
 from __future__ import annotations
 
@@ -109,7 +110,12 @@ def test_the_order_of_copies_does_not_matter(call: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @settings(DRAW, max_examples=20)
-@given(sq=st.integers(1, 70), sk=st.integers(1, 70), layout=st.sampled_from([*LAYOUTS, "keys first"]), seed=st.integers(0, 999))
+@given(
+    sq=st.integers(1, 70),
+    sk=st.integers(1, 70),
+    layout=st.sampled_from([*LAYOUTS, "keys first"]),
+    seed=st.integers(0, 999),
+)
 def test_captured_tensors_have_any_strides(device: str, sq: int, sk: int, layout: str, seed: int) -> None:
     table = randn(2, 2, sq, sk, dtype=torch.float32, device=device, seed=seed)
     if layout == "keys first":

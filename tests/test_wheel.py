@@ -56,7 +56,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def scripts(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bin directory of an environment with the wheel alone; what it depends on is found where this process finds it."""
+    """The bin directory of an environment with the wheel; what it depends on is found where this process finds it."""
     home = tmp_path_factory.mktemp("venv")
     venv.create(home, with_pip=True)
     bin_dir = home / ("Scripts" if os.name == "nt" else "bin")

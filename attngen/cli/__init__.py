@@ -1,4 +1,4 @@
-"""The command line: one file a subcommand. Nothing heavy is imported before a command runs, so that `--help` is quick."""
+"""The command line: one file a subcommand. Nothing heavy is imported before a command runs: `--help` is quick."""
 
 from __future__ import annotations
 

@@ -8,7 +8,9 @@ from attngen.cli.options import Commands, add_command
 
 
 def register(commands: Commands) -> None:
-    add_command(commands, "doctor", run, "say what this machine can do, what is missing, and how to get it", "attngen doctor")
+    add_command(
+        commands, "doctor", run, "say what this machine can do, what is missing, and how to get it", "attngen doctor"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

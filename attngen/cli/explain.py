@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from attngen.cli.options import Commands, add_command, variant_options
-from attngen.cli.progress import Progress
+from attngen.progress import Progress
 
 if TYPE_CHECKING:
     from attngen.config import Config
@@ -16,11 +16,14 @@ if TYPE_CHECKING:
 
 def register(commands: Commands) -> None:
     parser = add_command(
-        commands, "explain", run, "print every level of a variant, with the reason of each decision",
+        commands,
+        "explain",
+        run,
+        "print every level of a variant, with the reason of each decision",
         "attngen explain --mask causal --score softcap=30 --head-dim 128",
-    )  # fmt: skip
+    )
     variant_options(parser)
-    parser.add_argument("--no-compile", action="store_true", help="do not compile: leaves out registers and refused configurations")
+    parser.add_argument("--no-compile", action="store_true", help="leaves out registers and refused configurations")
     parser.add_argument("--source", action="store_true", help="print the CUDA text too")
 
 
@@ -49,18 +52,25 @@ def run(arguments: argparse.Namespace) -> int:
 
 def sections(kernel: Kernel, resources: list[str]) -> Iterator[tuple[str, list[str]]]:
     variant = kernel.variant
-    yield "variant", [
-        f"description  {variant.description}",
-        f"score        {variant.score}",
-        f"mask         {variant.mask}",
-        f"signature    {kernel.signature}",
-        f"target       {kernel.target.name}",
-        f"config       {kernel.config}",
-    ]
-    yield "captured", [
-        *(f"tensor    {c.name}: {c.storage.value}, rank {c.rank}, a run-time argument" for c in variant.captures),
-        *(f"constant  {name} = {value}, part of the kernel" for name, value in variant.constants),
-    ] or ["nothing"]
+    yield (
+        "variant",
+        [
+            f"description  {variant.description}",
+            f"score        {variant.score}",
+            f"mask         {variant.mask}",
+            f"signature    {kernel.signature}",
+            f"target       {kernel.target.name}",
+            f"config       {kernel.config}",
+        ],
+    )
+    yield (
+        "captured",
+        [
+            *(f"tensor    {c.name}: {c.storage.value}, rank {c.rank}, a run-time argument" for c in variant.captures),
+            *(f"constant  {name} = {value}, part of the kernel" for name, value in variant.constants),
+        ]
+        or ["nothing"],
+    )
     for stage in kernel.levels.stages:
         yield f"{type(stage.level).__name__.lower()} after {stage.name}", str(stage).rstrip().split("\n")
     yield "decisions", [f"{fact.subject}: {fact.text}" for fact in kernel.schedule.facts]
@@ -73,8 +83,8 @@ def resource_lines(kernel: Kernel) -> Iterator[str]:
     smem = {k.name: k.smem_bytes for k in kernel.schedule.kernels}
     for symbol, used in kernel.resources.items():
         yield (
-            f"{symbol}: {used.registers} registers, {used.spill_store_bytes} bytes of spill stores, {used.spill_load_bytes} "
-            f"of spill loads, {smem[symbol]} bytes of dynamic shared memory"
+            f"{symbol}: {used.registers} registers, {used.spill_store_bytes} bytes of spill stores, "
+            f"{used.spill_load_bytes} of spill loads, {smem[symbol]} bytes of dynamic shared memory"
         )
 
 
@@ -93,7 +103,7 @@ def configuration_lines(kernel: Kernel) -> Iterator[str]:
             reason = "refused by the build gate: " + "; ".join(refused[str(config)].splitlines())
         else:
             reason = "behind: " + ("; ".join(drawbacks(config, kernel)) or "equal by the rules")
-        yield f"{at:>3}. {str(config):<22} {reason}"
+        yield f"{at:>3}. {config!s:<22} {reason}"
 
 
 def drawbacks(config: Config, kernel: Kernel) -> Iterator[str]:

@@ -15,7 +15,9 @@ def register(commands: Commands) -> None:
     )  # fmt: skip
     variant_options(parser)
     parser.add_argument("--name", help="of the files (default: from the description)")
-    parser.add_argument("-o", "--output", type=Path, default=Path(), metavar="DIR", help="directory (default: the current one)")
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path(), metavar="DIR", help="directory (default: the current one)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attngen.cli.options import Commands, add_command, positive, score_options, shape_options
-from attngen.cli.progress import Progress
+from attngen.progress import Progress
 
 if TYPE_CHECKING:
     from attngen.ir.schedule import Schedule
@@ -20,15 +20,18 @@ if TYPE_CHECKING:
 
 def register(commands: Commands) -> None:
     parser = add_command(
-        commands, "lower", run, "take a schedule text through verify, lower, and if asked compile, emulate or time",
+        commands,
+        "lower",
+        run,
+        "take a schedule text through verify, lower, and if asked compile, emulate or time",
         "attngen lower generated/causal_d64.schedule --compile --emulate --mask causal",
-    )  # fmt: skip
+    )
     parser.add_argument("file", type=Path, metavar="FILE.schedule")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.cu", help="write the CUDA text")
     parser.add_argument("--compile", action="store_true", help="compile it and pass it through the build gate")
     parser.add_argument("--arch", help="what to compile for (default: the target's first, sm_80)")
-    parser.add_argument("--emulate", action="store_true", help="run it in the emulator, against float64 of --mask and --score")
-    parser.add_argument("--time", action="store_true", help="time it on the GPU, beside torch's attention where that computes the same")
+    parser.add_argument("--emulate", action="store_true", help="run it in the emulator, against float64")
+    parser.add_argument("--time", action="store_true", help="time it on the GPU, beside torch's attention")
     parser.add_argument("--rounds", type=positive, default=20, metavar="N", help="of timing (default: 20)")
     score_options(parser)
     shape_options(parser)
@@ -45,8 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
     module = Generated(verified, target(schedule.target), f"lowered from {arguments.file.name}")
     print(f"{schedule.name}: verified{''.join(f', {check}' for check in verified.checks)}")
     for kernel in schedule.kernels:
-        print(f"{kernel.name}: {kernel.threads} threads, {kernel.smem_bytes} bytes of dynamic shared memory, "
-              f"{sum(v.registers for r in kernel.roles for v in r.values)} registers a thread in values")  # fmt: skip
+        print(
+            f"{kernel.name}: {kernel.threads} threads, {kernel.smem_bytes} bytes of dynamic shared memory, "
+            f"{sum(v.registers for r in kernel.roles for v in r.values)} registers a thread in values"
+        )
     if arguments.output:
         arguments.output.write_text(module.source.text, encoding="utf-8")
         print(arguments.output)
@@ -64,8 +69,10 @@ def compile_it(module: Generated, arch: str | None, progress: Progress) -> None:
     progress.step(f"compiling for {arch}")
     artifact = module.artifact(arch)
     for symbol, used in artifact.resources.items():
-        print(f"{symbol} {arch}: {used.registers} registers, {used.spill_store_bytes} bytes of spill stores, "
-              f"{used.spill_load_bytes} of spill loads ({artifact.compiler}); build gate passed")  # fmt: skip
+        print(
+            f"{symbol} {arch}: {used.registers} registers, {used.spill_store_bytes} bytes of spill stores, "
+            f"{used.spill_load_bytes} of spill loads ({artifact.compiler}); build gate passed"
+        )
 
 
 def trial_of(schedule: Schedule, arguments: argparse.Namespace, defaults: tuple[int, int, int, int, int]) -> Trial:
@@ -83,8 +90,16 @@ def trial_of(schedule: Schedule, arguments: argparse.Namespace, defaults: tuple[
         raise SpecError(f"{main.name} has the tensors {', '.join(sorted(names))}; a forward has q, k, v and out")
     given = (arguments.batch, arguments.heads, arguments.kv_heads, arguments.sq, arguments.sk)
     shapes = Shapes(*(g or d for g, d in zip(given, defaults, strict=True)))
-    request = Request(arguments.mask, arguments.score, arguments.sink, arguments.scale, arguments.normalizer, signature(schedule),
-                      target(schedule.target), None)  # fmt: skip
+    request = Request(
+        arguments.mask,
+        arguments.score,
+        arguments.sink,
+        arguments.scale,
+        arguments.normalizer,
+        signature(schedule),
+        target(schedule.target),
+        None,
+    )
     spec = request.spec(shapes)
     wanted = {t.name for k in schedule.kernels for t in k.tensors if t.access is Access.CAPTURE}
     if wanted != set(spec.tensors):
@@ -121,8 +136,11 @@ def emulate_it(module: Generated, arguments: argparse.Namespace, progress: Progr
         progress.step(f"emulator, {mode.name.lower()} (the first run compiles)")
         errors = trial.run(module, mode)
         ok = ok and errors.ok
-        print(f"emulator {mode.name.lower():<7} out {errors.out:.2e} (torch {errors.out_torch:.2e}, allowed {errors.out_allowed:.2e})  "
-              f"lse {errors.lse:.2e} (allowed {errors.lse_allowed:.0e})  {'ok' if errors.ok else 'FAILED'}")  # fmt: skip
+        print(
+            f"emulator {mode.name.lower():<7} out {errors.out:.2e} (torch {errors.out_torch:.2e}, "
+            f"allowed {errors.out_allowed:.2e})  lse {errors.lse:.2e} "
+            f"(allowed {errors.lse_allowed:.0e})  {'ok' if errors.ok else 'FAILED'}"
+        )
     return int(not ok)
 
 
@@ -153,8 +171,10 @@ def time_it(module: Generated, arguments: argparse.Namespace, progress: Progress
             if number >= 2:
                 times[name].append(elapsed)
     for name, values in times.items():
-        print(f"{name:<11} {statistics.median(values):8.3f} ms, median of {len(values)} interleaved rounds "
-              f"({min(values):.3f} to {max(values):.3f}), q {list(q.shape)}, k {list(k.shape)}")  # fmt: skip
+        print(
+            f"{name:<11} {statistics.median(values):8.3f} ms, median of {len(values)} interleaved rounds "
+            f"({min(values):.3f} to {max(values):.3f}), q {list(q.shape)}, k {list(k.shape)}"
+        )
 
 
 def _milliseconds(call: Callable[[], object]) -> float:

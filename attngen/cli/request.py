@@ -104,7 +104,8 @@ def request_of(arguments: argparse.Namespace) -> Request:
     """What the options added by `attngen.cli.options.variant_options` say."""
     head_dim_v = arguments.head_dim_v or arguments.head_dim
     return Request(
-        mask=arguments.mask, score=arguments.score, sink=arguments.sink, scale=arguments.scale, normalizer=arguments.normalizer,
+        mask=arguments.mask, score=arguments.score, sink=arguments.sink, scale=arguments.scale,
+        normalizer=arguments.normalizer,
         signature=Signature(IoType(arguments.dtype), arguments.head_dim, head_dim_v, arguments.alignment),
         target=target(arguments.target), config=parse_config(arguments.config) if arguments.config else None,
     )  # fmt: skip
@@ -114,6 +115,8 @@ def parse_config(text: str) -> Config:
     """`m128n64w4s1c2`: rows, keys, warps, and if given stages and CTAs an SM."""
     found = _CONFIG.fullmatch(text)
     if not found:
-        raise SpecError(f"--config: {text!r} is not understood. Allowed: m128n64w4 with s1 (stages) and c2 (CTAs an SM) behind it")
+        raise SpecError(
+            f"--config: {text!r} is not understood. Allowed: m128n64w4 with s1 (stages), c2 (CTAs an SM) behind it"
+        )
     m, n, w, s, c = (int(x) if x else 1 for x in found.groups())
     return Config(m, n, w, s, c)

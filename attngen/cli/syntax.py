@@ -76,7 +76,8 @@ def _made(option: str, node: ast.expr, text: str, makers: Mapping[str, Callable[
             pass
         case _:
             operators = ", combined with &, | and ~" if option == "--mask" else ", separated by commas"
-            raise SpecError(f"{option}: {ast.unparse(node)!r} in {text!r} is not understood. Allowed: {_list(makers)}{operators}")
+            found = f"{ast.unparse(node)!r} in {text!r}"
+            raise SpecError(f"{option}: {found} is not understood. Allowed: {_list(makers)}{operators}")
     if name not in makers:
         raise SpecError(f"{option}: {name!r} is not known. Allowed: {_list(makers)}")
     values = [_argument(option, a) for a in args]
@@ -93,7 +94,8 @@ def _argument(option: str, node: ast.expr) -> Argument:
     except (ValueError, TypeError, SyntaxError):
         value = None
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise SpecError(f"{option}: the argument {ast.unparse(node)!r} is not a number. Allowed: numbers, and strings in quotes")
+        found = ast.unparse(node)
+        raise SpecError(f"{option}: the argument {found!r} is not a number. Allowed: numbers, and strings in quotes")
     return value
 
 

@@ -10,31 +10,43 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attngen.cli.options import Commands, add_command, positive, shape_options, variant_options
-from attngen.cli.progress import Progress
+from attngen.progress import Progress
 
 if TYPE_CHECKING:
     from attngen.cli.request import Request
     from attngen.signature import Shapes
     from attngen.trial import Data, Errors, Trial
 
-LENGTHS = (1, 17, 63, 64, 65, 128, 130, 200, 257)  # drawn from: tile boundaries, and both sides of them
+LENGTHS = (130, 1, 17, 63, 64, 65, 128, 200, 257)  # drawn from: tile boundaries, and both sides of them
 RATIOS = ((1, 1), (2, 1), (2, 2), (3, 1), (4, 2))  # query heads, key heads
+LARGE = 1 << 15
 DOCUMENT = Path("docs/fault_injection.md")
 
 
 def register(commands: Commands) -> None:
     parser = add_command(
-        commands, "verify", run, "run a variant on random shapes and compare with float64; exit 1 where it fails",
+        commands,
+        "verify",
+        run,
+        "run a variant on random shapes and compare with float64; exit 1 where it fails",
         "attngen verify --mask causal --head-dim 128 --sq 256 --sk 256\n"
         "  attngen verify --mask causal --head-dim 64 --fault-injection",
-    )  # fmt: skip
+    )
     variant_options(parser)
     shape_options(parser)
     parser.add_argument("--cases", type=positive, default=3, metavar="N", help="random shapes and data (default: 3)")
-    parser.add_argument("--seed", type=int, default=0, help="of shapes, data and the emulator's random order (default: 0)")
-    parser.add_argument("--fault-injection", action="store_true", help="break the schedule in every way in turn and report what notices")
-    parser.add_argument("--write", type=Path, nargs="?", const=DOCUMENT, metavar="FILE",
-                        help=f"with --fault-injection: write the table (default: {DOCUMENT})")  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, help="of shapes, data and random order (default: 0)")
+    parser.add_argument(
+        "--fault-injection", action="store_true", help="break the schedule in turn, report what notices"
+    )
+    parser.add_argument(
+        "--write",
+        type=Path,
+        nargs="?",
+        const=DOCUMENT,
+        metavar="FILE",
+        help=f"with --fault-injection: write the table (default: {DOCUMENT})",
+    )
 
 
 @dataclass(frozen=True)
@@ -62,7 +74,9 @@ class Row:
         )
 
 
-HEADER = f"{'BxHq/HkvxSqxSk':<18} {'data':<9} {'run':<16} {'out':>9} {'torch':>9} {'allowed':>9} {'lse':>9} {'allowed':>9}"
+HEADER = (
+    f"{'BxHq/HkvxSqxSk':<18} {'data':<9} {'run':<16} {'out':>9} {'torch':>9} {'allowed':>9} {'lse':>9} {'allowed':>9}"
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -71,7 +85,10 @@ def run(arguments: argparse.Namespace) -> int:
     request = request_of(arguments)
     if arguments.fault_injection:
         return inject(request, arguments)
-    print(f"{request.spec()!r}, {request.signature}, {request.target.name}: max |x - float64|, torch: same-dtype eager\n{HEADER}")
+    print(
+        f"{request.spec()!r}, {request.signature}, {request.target.name}: max |x - float64|, torch: "
+        f"same-dtype eager\n{HEADER}"
+    )
     failed = total = 0
     with Progress() as progress:
         for row in rows(request, arguments, progress):
@@ -100,7 +117,9 @@ def rows(request: Request, arguments: argparse.Namespace, progress: Progress) ->
         places = ["eager", "late", "random"] + (["gpu"] if torch.cuda.is_available() else [])
         for place in places:
             progress.step(f"case {case + 1} of {arguments.cases}: {place} (the first run of a variant compiles it)")
-            yield Row(shapes, data, place if place == "gpu" else f"emulator {place}", errors_of(trial, kernel, place, seed))
+            yield Row(
+                shapes, data, place if place == "gpu" else f"emulator {place}", errors_of(trial, kernel, place, seed)
+            )
 
 
 def errors_of(trial: Trial, kernel: object, place: str, seed: int) -> Errors | str:
@@ -122,16 +141,18 @@ def draw_shapes(draw: random.Random, request: Request, arguments: argparse.Names
     from attngen.errors import SignatureError
     from attngen.signature import Shapes
 
-    heads, kv_heads = draw.choice(RATIOS)
-    if arguments.heads or arguments.kv_heads:
-        kv_heads = arguments.kv_heads or (1 if arguments.heads else kv_heads)
-        heads = arguments.heads or kv_heads * (heads // RATIOS[0][0])
-    if heads % kv_heads:
-        raise SignatureError(f"--heads {heads} is not a multiple of --kv-heads {kv_heads}")
-    queries, keys, batch = draw.choice(LENGTHS), draw.choice(LENGTHS), draw.choice((1, 2)) if heads <= 2 else 1
-    queries, keys = arguments.sq or queries, arguments.sk or keys
+    queries, keys = (given or draw.choice(LENGTHS) for given in (arguments.sq, arguments.sk))
     if request.equal_lengths:
         keys = queries = arguments.sq or arguments.sk or queries
+    # the emulator takes a second for a million scores: the longer the sequences, the fewer heads
+    heads, kv_heads = draw.choice(RATIOS if queries * keys < LARGE else RATIOS[:2])
+    if arguments.heads or arguments.kv_heads:
+        group = heads // kv_heads
+        kv_heads = arguments.kv_heads or (1 if arguments.heads % group else arguments.heads // group)
+        heads = arguments.heads or kv_heads * group
+    if heads % kv_heads:
+        raise SignatureError(f"--heads {heads} is not a multiple of --kv-heads {kv_heads}")
+    batch = draw.choice((1, 2)) if heads * queries * keys < LARGE else 1
     return Shapes(arguments.batch or batch, heads, kv_heads, queries, keys)
 
 

@@ -1,7 +1,8 @@
 """Level 1: the mathematics. A dataflow graph over named axes, attention written as its textbook formula.
 
 Nodes are typed; networkx holds the edges. A `Fold` is what `stream` makes of the row reductions: a monoid with state,
-lift, update, merge and finalize (Rabe and Staats 2021, Dao et al. 2022 give the softmax instance; here it is derived)."""
+lift, update, merge and finalize (Rabe and Staats 2021, Dao et al. 2022 give the softmax instance; it is derived
+here)."""
 
 from __future__ import annotations
 

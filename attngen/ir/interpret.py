@@ -45,7 +45,8 @@ class _GraphRun:
     """Values by node id. Row values are kept as [B, H, M, 1], so that they broadcast against everything else."""
 
     def __init__(
-        self, graph: Graph, q: Tensor, k: Tensor, v: Tensor, captures: Mapping[str, Tensor], scale: float, dtype: torch.dtype, block_n: int
+        self, graph: Graph, q: Tensor, k: Tensor, v: Tensor, captures: Mapping[str, Tensor], scale: float,
+        dtype: torch.dtype, block_n: int
     ) -> None:  # fmt: skip
         self.graph, self.captures, self.dtype, self.block_n = graph, captures, dtype, block_n
         group = q.size(1) // max(k.size(1), 1)
@@ -85,7 +86,7 @@ class _GraphRun:
                 b = self.values[node.b]
                 return self.values[node.a] @ (b.transpose(2, 3) if node.over is Axis.D else b)
             case Map():
-                shape = torch.broadcast_shapes(self.rows.shape, *(self.values[i].shape for i in node.inputs))
+                shape = torch.broadcast_shapes(self.rows.shape, *(self.values[i].shape for i in node.inputs))  # type: ignore[no-untyped-call]
                 return self.expr(node.expr, self.values).expand(shape)
             case Mask():
                 x = self.values[node.x]
@@ -186,7 +187,8 @@ def run_program(
     """Runs every item of a program: tiles of `block_m` rows of each head. Outputs start as NaN."""
     batch, heads, seqlen_q = q.shape[:3]
     sizes: dict[str, Operand] = {
-        "batch": batch, "heads": heads, "group": heads // max(k.size(1), 1), "seqlen_q": seqlen_q, "seqlen_k": k.size(2),
+        "batch": batch, "heads": heads, "group": heads // max(k.size(1), 1), "seqlen_q": seqlen_q,
+        "seqlen_k": k.size(2),
         "scale": scale,
     }  # fmt: skip
     run = ProgramRun()
@@ -238,7 +240,9 @@ def visit_table(program: Program, sizes: Mapping[str, Operand], captures: Mappin
 class _Item:
     """One tile of rows of one head. Tiles are [rows, cols], row values [rows, 1]."""
 
-    def __init__(self, program: Program, tensors: Mapping[str, Tensor], env: dict[str, Operand], dtype: torch.dtype) -> None:
+    def __init__(
+        self, program: Program, tensors: Mapping[str, Tensor], env: dict[str, Operand], dtype: torch.dtype
+    ) -> None:
         self.program, self.tensors, self.env, self.dtype = program, tensors, env, dtype
         self.values: dict[str, Tensor] = {}
         self.b, self.h, self.group = int(env["b"]), int(env["h"]), int(env["group"])
@@ -257,8 +261,8 @@ class _Item:
         ends = [self.number(e) for e in loop.ends]
         for t in range(ends[-1]):
             self.env["t"] = t
-            self.env["n"] = self.number(loop.tile)
-            visited = Visited(self.env["n"], next(c for c, end in zip(loop.classes, ends, strict=True) if t < end))
+            self.env["n"] = n = self.number(loop.tile)
+            visited = Visited(n, next(c for c, end in zip(loop.classes, ends, strict=True) if t < end))
             self.steps(loop.body, visited.cls)
             yield visited
 
@@ -336,7 +340,9 @@ class _Item:
                 self.values[s.target] = value
 
     def statement(self, s: Stmt, shape: tuple[int, int], values: Mapping[str, Operand]) -> Tensor:
-        rows, cols = {Scope.ROW: (shape[0], 1), Scope.COL: (1, shape[1]), Scope.ELEM: shape, Scope.ITEM: (1, 1)}[s.scope]
+        rows, cols = {Scope.ROW: (shape[0], 1), Scope.COL: (1, shape[1]), Scope.ELEM: shape, Scope.ITEM: (1, 1)}[
+            s.scope
+        ]
         return self.expr(s.value, _read(s.value, values)).expand(rows, cols)
 
     def store(self, name: str, tile: Tensor, limit: int) -> None:

@@ -1,4 +1,4 @@
-"""The ops of a schedule: about forty, each one dataclass here, one macro in `templates/ops`, one meaning in the emulator.
+"""The ops of a schedule: about forty, each a dataclass here, a macro in `templates/ops`, a meaning in the emulator.
 
 Fields are typed; the printed form of an op is `ID kind field=value ...` (see `attngen.ir.text`), so a new op needs no
 printer and no parser. `reads` and `writes` name the buffers and values an op touches: the verifier and the passes see
@@ -8,77 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from enum import Enum
 
-from attngen.expr import DType, Expr, Op as ExprOp, variables, walk
-
-
-class Unit(Enum):
-    """What executes an op."""
-
-    COPY = "copy"  # asynchronous copies (cp.async, TMA)
-    TENSOR = "tensor"
-    ALU = "alu"
-    SHARED = "shared"  # loads and stores between registers and shared memory
-    GLOBAL = "global"
-    SYNC = "sync"
-
-
-class Scope(Enum):
-    """How often a statement of a `map` runs: by the indices that its value depends on."""
-
-    ITEM = "item"  # b, h, scalars
-    ROW = "row"
-    COL = "col"
-    ELEM = "elem"
-
-
-class Heads(Enum):
-    """Which head index a tensor is addressed with."""
-
-    Q = "q"
-    KV = "kv"
-
-
-class ReduceKind(Enum):
-    MAX = "max"
-    SUM = "sum"
-
-
-class Completion(Enum):
-    READ = "read"  # the source may be overwritten
-    ALL = "all"  # the result is visible in global memory
-
-
-class Assign(Enum):
-    """How an output is combined with what is there: dQ, GQA's dK and dV and table gradients are sums."""
-
-    ASSIGN = "assign"
-    REDUCE_ADD = "reduce_add"
-    ORDERED_ADD = "ordered_add"
-
-
-@dataclass(frozen=True)
-class Ref:
-    """A use of a buffer, value, barrier or ring: `sK[k]`, `rP[v]`, `sV[v].T`. index: slot or copy (where there are
-    several), then the block of rows of a warpgroup; cols: a block of columns, `sK[:w]`."""
-
-    name: str
-    index: tuple[Expr, ...] = ()
-    transposed: bool = False
-    cols: Expr | None = None
-
-
-@dataclass(frozen=True)
-class Stmt:
-    """`target = value` in a scope; `accumulate`: target += value (a row value summed over the elements of the row).
-
-    The target is a value of the role (an element of it, in scope ELEM) or, where no value has the name, a local."""
-
-    scope: Scope
-    target: str
-    value: Expr
-    accumulate: bool = False
+from attngen.expr import DType, Expr, variables, walk
+from attngen.expr import Op as ExprOp
+from attngen.ir.terms import (
+    Assign as Assign,
+)
+from attngen.ir.terms import (
+    Completion as Completion,
+)
+from attngen.ir.terms import (
+    Heads as Heads,
+)
+from attngen.ir.terms import (
+    ReduceKind as ReduceKind,
+)
+from attngen.ir.terms import (
+    Ref as Ref,
+)
+from attngen.ir.terms import (
+    Scope as Scope,
+)
+from attngen.ir.terms import (
+    Stmt as Stmt,
+)
+from attngen.ir.terms import (
+    Unit as Unit,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,7 +257,7 @@ class Ldmatrix(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class MmaSync(Op):
-    """d (+)= a . b with mma.sync; a: opA fragment or shared tile, b: shared tile (`.T`: its rows are the columns of d)."""
+    """d (+)= a . b with mma.sync; a: opA fragment or shared tile, b: shared tile (`.T`: its rows are columns of d)."""
 
     d: Ref = _inout()
     a: Ref = _in()

@@ -22,14 +22,32 @@ from attngen.ir import ops as _ops
 from attngen.ir import schedule as _schedule
 from attngen.ir.ops import OPS, Op, Ref, Scope, Stmt, kind_of
 from attngen.ir.schedule import (
-    Barrier, Block, Buffer, Elem, Fact, Guard, Item, Kernel, OrderRing, Range, Ring, Role, ScalarArg, Schedule, TensorArg, Tiles,
-    Value, Work, Workspace,
+    Barrier,
+    Block,
+    Buffer,
+    Elem,
+    Fact,
+    Guard,
+    Item,
+    Kernel,
+    OrderRing,
+    Range,
+    Ring,
+    Role,
+    ScalarArg,
+    Schedule,
+    TensorArg,
+    Tiles,
+    Value,
+    Work,
+    Workspace,
 )  # fmt: skip
 from attngen.layout import SmemLayout, Swizzle
 
 KEYWORDS: dict[str, type] = {
     "schedule": Schedule, "kernel": Kernel, "work": Work, "tensor": TensorArg, "scalar": ScalarArg, "smem": Buffer,
-    "ring": Ring, "order": OrderRing, "barrier": Barrier, "role": Role, "value": Value, "item": Item, "block": Block, "tiles": Tiles,
+    "ring": Ring, "order": OrderRing, "barrier": Barrier, "role": Role, "value": Value, "item": Item, "block": Block,
+    "tiles": Tiles,
     "range": Range, "guard": Guard, "workspace": Workspace, **OPS,
 }  # fmt: skip
 _WORD = {c: k for k, c in KEYWORDS.items()}
@@ -63,9 +81,15 @@ def op_lines(op: Op | Guard, depth: int) -> list[str]:
 
 
 def _lines(node: Any, depth: int) -> Iterator[str]:
-    cls = type(node)
+    cls: type = type(node)
     word, pad = _WORD.get(cls) or kind_of(cls), "  " * depth
-    head = f"{node.id} {word}" if isinstance(node, Op | Guard) else f"{word} {node.name}" if hasattr(node, "name") else word
+    head = (
+        f"{node.id} {word}"
+        if isinstance(node, Op | Guard)
+        else f"{word} {node.name}"
+        if hasattr(node, "name")
+        else word
+    )
     children: list[tuple[str, Any]] = []
     for f in fields(cls):
         value = getattr(node, f.name)
@@ -179,7 +203,9 @@ def _tree(text: str) -> list[_Line]:
     return roots
 
 
-_FIELD = re.compile(r"(?P<key>[a-z_]+)(?:=(?P<value>\{[^}]*\}|\((?:\{[^}]*\}|[^){])*\)|\[[^\]]*\]\S*|[^\s\[]+(?:\[[^\]]*\])?\S*))?(?:\s+|$)")
+_FIELD = re.compile(
+    r"(?P<key>[a-z_]+)(?:=(?P<value>\{[^}]*\}|\((?:\{[^}]*\}|[^){])*\)|\[[^\]]*\]\S*|[^\s\[]+(?:\[[^\]]*\])?\S*))?(?:\s+|$)"
+)
 
 
 def _parse(line: _Line, names: _Names) -> Any:
@@ -204,7 +230,9 @@ def _parse(line: _Line, names: _Names) -> Any:
     while at < len(rest):
         m = _FIELD.match(rest, at)
         if not m or m["key"] not in hints:
-            raise ScheduleError(f"line {line.number}: {_WORD[cls]} has no field at {rest[at:]!r}; fields: {', '.join(hints)}")
+            raise ScheduleError(
+                f"line {line.number}: {_WORD[cls]} has no field at {rest[at:]!r}; fields: {', '.join(hints)}"
+            )
         try:
             values[m["key"]] = True if m["value"] is None else _read(m["value"], hints[m["key"]], names)
         except (ValueError, ScheduleError) as error:
@@ -288,7 +316,9 @@ def _read(text: str, hint: Any, names: _Names) -> Any:
     if hint is Expr:
         return names.expr(text[1:-1] if text.startswith("{") else text)
     if hint is Ref:
-        m = re.fullmatch(r"(\w+(?:\.\w+)?)(?:\[(.*)\])?(\.T)?", text.removesuffix(".T") + (".T" if text.endswith(".T") else ""))
+        m = re.fullmatch(
+            r"(\w+(?:\.\w+)?)(?:\[(.*)\])?(\.T)?", text.removesuffix(".T") + (".T" if text.endswith(".T") else "")
+        )
         if not m:
             raise ScheduleError(f"a reference is NAME[index:columns].T, found {text!r}")
         name = m[1].removesuffix(".T")

@@ -22,7 +22,9 @@ def lifetimes(kernel: Kernel) -> dict[str, tuple[int, int]]:
     spans: dict[str, tuple[int, int]] = {}
     for role in kernel.roles:
         for position, node in enumerate(role.item.body):
-            steps = node.ops if isinstance(node, Block) else (*node.step, *node.drain) if isinstance(node, Tiles) else ()
+            steps = (
+                node.ops if isinstance(node, Block) else (*node.step, *node.drain) if isinstance(node, Tiles) else ()
+            )
             for name in {n for s in steps for n in _names(s)}:
                 first, last = spans.get(name, (position, position))
                 spans[name] = (min(first, position), max(last, position))
@@ -38,7 +40,12 @@ def allocate_kernel(kernel: Kernel) -> Kernel:
         for other in sorted(placed, key=lambda b: b.offset or 0):
             start, end = spans[other.name]
             assert other.offset is not None
-            if start <= last and first <= end and offset < other.offset + other.bytes and other.offset < offset + buffer.bytes:
+            if (
+                start <= last
+                and first <= end
+                and offset < other.offset + other.bytes
+                and other.offset < offset + buffer.bytes
+            ):
                 offset = other.offset + other.bytes
                 offset += -offset % buffer.layout.align
         placed.append(dataclasses.replace(buffer, offset=offset))

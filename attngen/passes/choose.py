@@ -21,7 +21,8 @@ from attngen.spec import Variant
 from attngen.target import Target
 
 RESERVED = 56  # registers a thread that a kernel cannot do without beside its accumulators
-ACCUMULATORS = 160  # registers a thread for O and S; with more, ptxas spills loop invariants (measured, CUDA 12.8 to 13.5)
+# registers a thread for O and S; with more, ptxas spills loop invariants (measured, CUDA 12.8 to 13.5)
+ACCUMULATORS = 160
 
 
 def padded(head_dim: int) -> int:
@@ -71,7 +72,8 @@ def facts(config: Config, variant: Variant, signature: Signature, target: Target
     used, limit = smem(config, signature), budget(variant, signature)
     return (
         Fact(subject="block_m", text=f"{config.block_m} = {config.warps} warps x {config.warp_rows} rows: "
-             f"{'each ldmatrix of K and V feeds two MMAs' if config.warp_rows == 32 else '32 rows would need too many registers'}"),
+             + ("each ldmatrix of K and V feeds two MMAs" if config.warp_rows == 32
+                else "32 rows would need too many registers")),
         Fact(subject="block_n", text=f"{config.block_n}: widest with O and S in {registers} <= {limit} registers "
              f"and {used} bytes of shared memory"),
         Fact(subject="occupancy", text=f"{config.min_ctas} CTAs an SM: {used} of {target.smem_per_sm} bytes, "

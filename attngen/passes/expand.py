@@ -25,7 +25,9 @@ def slots_of(tiles: Tiles) -> dict[str, int]:
         distance = tile_of(op, 0) or 0
         readers = [i for i, other in enumerate(tiles.step) if isinstance(other, MmaSync) and op.dst in other.reads()]
         transposed = dataclasses.replace(op.dst, transposed=True)
-        readers += [i for i, other in enumerate(tiles.step) if isinstance(other, MmaSync) and transposed in other.reads()]
+        readers += [
+            i for i, other in enumerate(tiles.step) if isinstance(other, MmaSync) and transposed in other.reads()
+        ]
         result[op.dst.name] = max(1, distance + (1 if position < max(readers) and distance else 0))
     return result
 

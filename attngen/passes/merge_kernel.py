@@ -11,7 +11,18 @@ from attngen.expr import NEG_INF, ONE, ZERO, B, DType, Expr, H, I, J, Op, load, 
 from attngen.ir.graph import Fold, Graph, Map, Output
 from attngen.ir.ops import Pointwise, ReduceKind, Scope, Stmt
 from attngen.ir.schedule import (
-    Access, Block, Elem, Item, Kernel, Order, Role, ScalarArg, Schedule, TensorArg, Work, WorkSource,
+    Access,
+    Block,
+    Elem,
+    Item,
+    Kernel,
+    Order,
+    Role,
+    ScalarArg,
+    Schedule,
+    TensorArg,
+    Work,
+    WorkSource,
 )  # fmt: skip
 from attngen.passes.stream import merge
 
@@ -54,7 +65,8 @@ def merge_kernel(graph: Graph, elem: Elem, target: str) -> Schedule:
     kernel = Kernel(
         name="merge", threads=THREADS, min_ctas=1,
         work=Work(source=WorkSource.ELEMENTS, order=Order.ASCENDING, block_m=1), tensors=tuple(tensors),
-        scalars=tuple(ScalarArg(name=n, dtype=DType.I32) for n in ("batch", "heads", "seqlen_q", "head_dim")), buffers=(),
+        scalars=tuple(ScalarArg(name=n, dtype=DType.I32) for n in ("batch", "heads", "seqlen_q", "head_dim")),
+        buffers=(),
         roles=(Role(name="elements", first_warp=0, warps=THREADS // 32, regs=255, values=(), item=item),),
     )  # fmt: skip
     return Schedule(name="merge", target=target, kernels=(kernel,))

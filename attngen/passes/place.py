@@ -4,7 +4,8 @@ Before   tiles without a place
 After    loaded tiles in shared memory (XOR swizzle), results of contractions as accumulator fragments, the left operand
          of the second contraction as an A fragment in registers, row vectors as row values
 Why      an accumulator is an A operand without movement exactly when both have the same rows axis and the same split of
-         it over the warps (the fragments coincide, see attngen.layout.Fragment); otherwise it would go through shared memory"""
+         it over the warps (the fragments coincide, see attngen.layout.Fragment); else it would go through shared
+         memory"""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def place(program: Program) -> Program:
         if v.name in left:
             source = sources.get(v.name, "")
             if rows_axis.get(source) != v.axes[0]:
-                raise PassError(f"place: {v.name} has rows {v.axes[0]} but is made from {source or 'nothing'} with other rows")
+                raise PassError(
+                    f"place: {v.name} has rows {v.axes[0]} but is made from {source or 'nothing'} with other rows"
+                )
             return dataclasses.replace(v, space=Space.REGISTER, fragment=Fragment.OPA, dtype=PACKED[v.elem])
         return dataclasses.replace(v, space=Space.REGISTER, fragment=Fragment.ROW)
 

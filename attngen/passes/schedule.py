@@ -15,12 +15,39 @@ from collections.abc import Iterator
 
 from attngen.errors import PassError
 from attngen.expr import DType, Expr, Op, add, const, make, substitute, var
-from attngen.ir.ops import CopyTile, CpAsync, Fill, Heads, Map, MmaSync, Reduce, Ref, Scope, StFrag, Stmt, StRows, StTile
-from attngen.ir.ops import Op as AnyOp
 from attngen.fold import fold
+from attngen.ir.ops import (
+    CopyTile,
+    CpAsync,
+    Fill,
+    Heads,
+    Map,
+    MmaSync,
+    Reduce,
+    Ref,
+    Scope,
+    StFrag,
+    Stmt,
+    StRows,
+    StTile,
+)
+from attngen.ir.ops import Op as AnyOp
 from attngen.ir.program import ContractTile, LoadTile, Program, Space, StoreTile, StoreVector, TileLoop
 from attngen.ir.schedule import (
-    Block, Buffer, Classes, Fact, Item, Kernel, Order, Range, Role, Schedule, Tiles, Value, Work, WorkSource,
+    Block,
+    Buffer,
+    Classes,
+    Fact,
+    Item,
+    Kernel,
+    Order,
+    Range,
+    Role,
+    Schedule,
+    Tiles,
+    Value,
+    Work,
+    WorkSource,
 )  # fmt: skip
 from attngen.layout import SmemLayout, Swizzle
 from attngen.target import Target
@@ -64,7 +91,9 @@ class _Builder:
         if tile is not None:
             row = at(op.row, tile, self.program.loop.tile)
             when = make(Op.LT, tile, self.program.loop.count)
-        return kind(id=op_id, dst=op.dst, src=op.src, heads=op.heads, row=row, limit=op.limit, first=op.first, when=when)
+        return kind(
+            id=op_id, dst=op.dst, src=op.src, heads=op.heads, row=row, limit=op.limit, first=op.first, when=when
+        )
 
     def compute(self, op_id: str, op: AnyOp) -> AnyOp:
         if isinstance(op, ContractTile):
@@ -104,7 +133,9 @@ class _Builder:
             if isinstance(op, StoreTile):
                 yield StFrag(id=f"E{number}", dst=Ref(name=STAGING), src=op.src, scaled=op.scaled)
                 number += 1
-                yield StTile(id=f"E{number}", dst=op.dst, src=Ref(name=STAGING), heads=Heads.Q, row=op.row, limit=op.limit)
+                yield StTile(
+                    id=f"E{number}", dst=op.dst, src=Ref(name=STAGING), heads=Heads.Q, row=op.row, limit=op.limit
+                )
             elif isinstance(op, StoreVector):
                 yield StRows(id=f"E{number}", dst=op.dst, src=op.src, heads=Heads.Q, limit=op.limit)
             else:
@@ -122,7 +153,8 @@ class _Builder:
     def values(self) -> tuple[Value, ...]:
         rows = self.program.config.warp_rows
         return tuple(
-            Value(name=v.name, fragment=v.fragment, dtype=v.dtype, rows=rows, cols=v.cols, rows_axis=v.axes[0], cols_axis=v.axes[1] or "N")
+            Value(name=v.name, fragment=v.fragment, dtype=v.dtype, rows=rows, cols=v.cols,
+                  rows_axis=v.axes[0], cols_axis=v.axes[1] or "N")
             for v in self.program.values if v.fragment is not None
         )  # fmt: skip
 
@@ -137,7 +169,11 @@ def schedule(program: Program, target: Target, aligned: bool, facts: tuple[Fact,
     )  # fmt: skip
     item = Item(
         lets=program.lets,
-        body=(Block(name="prologue", ops=tuple(b.prologue(points))), tiles, Block(name="epilogue", ops=tuple(b.epilogue()))),
+        body=(
+            Block(name="prologue", ops=tuple(b.prologue(points))),
+            tiles,
+            Block(name="epilogue", ops=tuple(b.epilogue())),
+        ),
     )
     config = program.config
     role = Role(name="math", first_warp=0, warps=config.warps, regs=255, values=b.values(), item=item)
@@ -148,7 +184,8 @@ def schedule(program: Program, target: Target, aligned: bool, facts: tuple[Fact,
     )  # fmt: skip
     order = (
         "FlashAttention-2's: K of the next tile behind QK, V at the head of its step, two barriers a step"
-        if config.stages == 1 else f"copies run {config.stages - 1} tiles ahead, issued at the head of the step, one barrier a step"
+        if config.stages == 1
+        else f"copies run {config.stages - 1} tiles ahead, issued at the head of the step, one barrier a step"
     )  # fmt: skip
     return Schedule(
         name=program.name, target=target.name, kernels=(kernel,), workspaces=program.workspaces,

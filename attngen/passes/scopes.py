@@ -37,7 +37,7 @@ class Target:
 class Scopes:
     """Splits expressions by scope; collects what is hoisted out of the loop (`lets` an item, `rows` a row value each).
 
-    `base`: scope of each variable that is not an index. `names`: names to give to subexpressions, the user's own first."""
+    `base`: scope of each variable that is no index. `names`: names to give to subexpressions, the user's own first."""
 
     base: Mapping[str, Scope]
     names: Mapping[Expr, str]
@@ -74,7 +74,12 @@ class Scopes:
         temporaries: list[Stmt] = []
         done: dict[tuple[Expr, Scope], Expr] = {}
         values = [
-            Stmt(scope=t.scope, target=t.name, value=self._place(t.value, t.scope, temporaries, done), accumulate=t.accumulate)
+            Stmt(
+                scope=t.scope,
+                target=t.name,
+                value=self._place(t.value, t.scope, temporaries, done),
+                accumulate=t.accumulate,
+            )
             for t in targets
         ]
         return (*temporaries, *values)

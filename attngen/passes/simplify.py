@@ -10,7 +10,18 @@ import dataclasses
 import math
 
 from attngen.expr import (
-    ONE, DType, Expr, Op, add, const, make, mul, rewrite, sub, to_f32, variables,
+    ONE,
+    DType,
+    Expr,
+    Op,
+    add,
+    const,
+    make,
+    mul,
+    rewrite,
+    sub,
+    to_f32,
+    variables,
 )  # fmt: skip
 from attngen.fold import fold
 from attngen.ir.graph import Graph, Map, Mask, Node, RowReduce

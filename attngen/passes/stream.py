@@ -18,7 +18,22 @@ import dataclasses
 
 from attngen.errors import PassError
 from attngen.expr import (
-    NEG_INF, ONE, ZERO, DType, Expr, Op, add, const, make, maximum, mul, sub, substitute, var, variables, walk,
+    NEG_INF,
+    ONE,
+    ZERO,
+    DType,
+    Expr,
+    Op,
+    add,
+    const,
+    make,
+    maximum,
+    mul,
+    sub,
+    substitute,
+    var,
+    variables,
+    walk,
     where,
 )  # fmt: skip
 from attngen.exprtext import show
@@ -142,7 +157,8 @@ def stream(graph: Graph, axis: Axis = Axis.N) -> Graph:
         name = f"{node.id}_sum" if outer else node.id
         states.append(
             State(
-                name=name, kind=kind, element=body, operand=node.b if isinstance(node, Contract) else "", correction=fix,
+                name=name, kind=kind, element=body, operand=node.b if isinstance(node, Contract) else "",
+                correction=fix,
                 extra=getattr(node, "extra", None),
             )
         )  # fmt: skip

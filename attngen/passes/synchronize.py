@@ -11,10 +11,10 @@ from __future__ import annotations
 import dataclasses
 
 from attngen.expr import Expr, Op, const, substitute
+from attngen.fold import fold
 from attngen.ir.ops import CopyTile, CpAsync, CpCommit, CpWait, CtaSync, StFrag, StTile
 from attngen.ir.ops import Op as AnyOp
 from attngen.ir.schedule import Block, Kernel, Schedule, Step, Tiles
-from attngen.fold import fold
 from attngen.passes.schedule import T
 
 STEADY = 8  # steps simulated; the counts are constant from the first on
@@ -35,7 +35,7 @@ def runs(ops: tuple[Step, ...]) -> list[list[Step]]:
     return result
 
 
-def tile_of(copy: CpAsync, step: int) -> int | None:
+def tile_of(copy: CpAsync | CopyTile, step: int) -> int | None:
     """Which tile counter a copy of the loop is for, when executed in `step`."""
     when = copy.when
     if when is None or when.op is not Op.LT:
@@ -60,9 +60,11 @@ def synchronize_kernel(kernel: Kernel) -> Kernel:
     points = [i for i, run in enumerate(step) if is_copy(run[0])]
     asynchronous = any(isinstance(op, CpAsync) for op in (*prologue.ops, *tiles.step))
 
-    committed: list[tuple[str, set[tuple[str, int | None]]]] = []  # groups in issue order: name, (buffer, tile) it brings
-    for run in _prologue_runs(prologue):
-        committed.append((group_name(run), {(op.dst.name, tile_of(op, 0)) for op in run if isinstance(op, CpAsync)}))
+    # groups in issue order: name, (buffer, tile) it brings
+    committed: list[tuple[str, set[tuple[str, int | None]]]] = [
+        (group_name(run), {(op.dst.name, tile_of(op, 0)) for op in run if isinstance(op, CpAsync)})
+        for run in _prologue_runs(prologue)
+    ]
     waits: dict[int, list[tuple[str, int]]] = {i: [] for i in points}
     for number in range(STEADY):
         for k, i in enumerate(points):
@@ -71,7 +73,11 @@ def synchronize_kernel(kernel: Kernel) -> Kernel:
             if k == len(points) - 1:  # the next issue point is at the head of the next step
                 wanted |= {name for run in step[: points[0]] for op in run for name in reads(op)}
             newest = max(
-                (g for g, (_, brings) in enumerate(committed) if any(n in wanted and t in (None, number) for n, t in brings)),
+                (
+                    g
+                    for g, (_, brings) in enumerate(committed)
+                    if any(n in wanted and t in (None, number) for n, t in brings)
+                ),
                 default=None,
             )
             if newest is not None:

@@ -11,14 +11,35 @@ from dataclasses import dataclass, field, replace
 
 from attngen.config import Config
 from attngen.expr import (
-    ONE, SCALE, SEQLEN_K, SEQLEN_Q, DType, Expr, J, Op, add, const, conj, load, make, maximum, minimum, mul, rewrite,
-    sub, substitute, var, variables, walk,
+    ONE,
+    SCALE,
+    SEQLEN_K,
+    SEQLEN_Q,
+    DType,
+    Expr,
+    J,
+    Op,
+    add,
+    conj,
+    const,
+    load,
+    make,
+    maximum,
+    minimum,
+    mul,
+    rewrite,
+    sub,
+    substitute,
+    var,
+    variables,
+    walk,
 )  # fmt: skip
 from attngen.fold import fold as fold_expr
 from attngen.interval import analyse
 from attngen.ir.graph import Fold, Graph, Map, Mask, Output, State
-from attngen.ir.ops import Fill, Heads, Op as TileOp, Reduce, ReduceKind, Ref, Scope, Stmt
+from attngen.ir.ops import Fill, Heads, Reduce, ReduceKind, Ref, Scope, Stmt
 from attngen.ir.ops import Map as MapOp
+from attngen.ir.ops import Op as TileOp
 from attngen.ir.program import ContractTile, LoadTile, Program, StoreTile, StoreVector, TileLoop, TileValue
 from attngen.ir.schedule import Access, Elem, Fact, ScalarArg, TensorArg, Workspace
 from attngen.passes.choose import padded
@@ -36,11 +57,11 @@ I_LO, I_HI = var("i_lo", DType.I32), var("i_hi", DType.I32)
 VISIT = "visit"
 _STORAGE = {Storage.F32: Elem.F32, Storage.F16: Elem.F16, Storage.BF16: Elem.BF16}
 _STORAGE |= {Storage.I32: Elem.I32, Storage.I64: Elem.I64, Storage.U8: Elem.U8}
-RESERVED = frozenset(  # names that the text of a kernel gives a meaning to
-    "b h i j m n t p q k v o out lse rS rP rO sQ sK sV sO tid warp lane quad smem m_tiles bh hkv i_lo i_hi n_lo n_hi "
-    "full_lo full_hi end0 end1 end2 seen_lo seen_hi masked count ri ci ei at packed i0 j0 i_f j_f i0_f j0_f scale "
-    "seqlen_q seqlen_k heads batch group".split()
-)
+RESERVED = frozenset((  # names that the text of a kernel gives a meaning to
+    "b h i j m n t p q k v o out lse rS rP rO sQ sK sV sO tid warp lane quad smem m_tiles bh hkv i_lo i_hi "
+    "n_lo n_hi full_lo full_hi end0 end1 end2 seen_lo seen_hi masked count ri ci ei at packed i0 j0 i_f j_f "
+    "i0_f j0_f scale seqlen_q seqlen_k heads batch group"
+).split())
 
 
 def i32(name: str) -> Expr:
@@ -87,7 +108,9 @@ class _Tiler:
 
     def row_value(self, name: str, dtype: str = "f32") -> None:
         if all(v.name != name for v in self.rows):
-            self.rows.append(TileValue(name=name, elem=Elem.F32, rows=self.config.block_m, cols=0, axes=("M", ""), dtype=dtype))
+            self.rows.append(
+                TileValue(name=name, elem=Elem.F32, rows=self.config.block_m, cols=0, axes=("M", ""), dtype=dtype)
+            )
 
     def map(self, over: str, body: tuple[Stmt, ...], only: str = "", note: str = "") -> None:
         if body:
@@ -169,7 +192,7 @@ class _Tiler:
         first, limit = self.seen
         self.ops.append(LoadTile(id=self.next_id(), dst=Ref(name="sV"), src="v", heads=Heads.KV,
                                  row=mul(i32("n"), const(self.config.block_n)), limit=limit, first=first))
-        self.ops.append(ContractTile(id=self.next_id(), d=Ref(name="rO"), a=Ref(name="rP"), b=Ref(name="sV")))  # fmt: skip
+        self.ops.append(ContractTile(id=self.next_id(), d=Ref(name="rO"), a=Ref(name="rP"), b=Ref(name="sV")))
 
     # ---- before and after ----------------------------------------------------------------------------------------
 
@@ -187,7 +210,9 @@ class _Tiler:
         self.ops = []
         for s in self.fold.states:
             if s.kind is ReduceKind.SUM and not s.operand:
-                self.ops.append(Reduce(id=self.next_id(), kind=ReduceKind.SUM, dst=Ref(name=s.name), src=Ref(name=s.name)))
+                self.ops.append(
+                    Reduce(id=self.next_id(), kind=ReduceKind.SUM, dst=Ref(name=s.name), src=Ref(name=s.name))
+                )
         body: list[Stmt] = []
         late: dict[str, Expr] = {}  # factors of accumulators that the sink brings
         if any(s.extra is not None for s in self.fold.states):
@@ -198,7 +223,10 @@ class _Tiler:
                     body += self.move(s, self.scopes.hoist_item(bounded(s.extra)), used)
                 elif s.extra is not None:
                     more = self.scopes.split(Target(s.name, substitute(bounded(s.extra), used), Scope.ROW))
-                    body += [*more[:-1], Stmt(scope=Scope.ROW, target=s.name, value=add(var(s.name, DType.F32), more[-1].value))]
+                    body += [
+                        *more[:-1],
+                        Stmt(scope=Scope.ROW, target=s.name, value=add(var(s.name, DType.F32), more[-1].value)),
+                    ]
             late = {name: var(a, DType.F32) for name, a in self.factor.items()}
         stores: list[TileOp] = []
         for out in self.graph.of(Output):
@@ -259,14 +287,16 @@ def tile(graph: Graph, variant: Variant, signature: Signature, config: Config, v
     lets, loop, workspaces = _visit(visit, config, variant, scopes, body)
     return Program(
         name="attn_fwd", head_dim_qk=signature.head_dim_qk, head_dim_v=signature.head_dim_v, config=config,
-        tensors=_tensors(graph, variant, elem, workspaces), scalars=_SCALARS, lets=(*lets, *seen_lets, *scopes.lets.values()),
+        tensors=_tensors(graph, variant, elem, workspaces), scalars=_SCALARS,
+        lets=(*lets, *seen_lets, *scopes.lets.values()),
         values=(*_tiles(config, signature, elem), *t.rows), prologue=t.prologue(), loop=loop, epilogue=epilogue,
         workspaces=workspaces, visit_mask=graph[fold.x].visible if workspaces else None,  # type: ignore[attr-defined]
         facts=(Fact(subject="ranges", text=_ranges_fact(visit)),),
     )  # fmt: skip
 
 
-_SCALARS = tuple(ScalarArg(name=n, dtype=DType.I32) for n in ("batch", "heads", "group", "seqlen_q", "seqlen_k")) + (
+_SCALARS = (
+    *(ScalarArg(name=n, dtype=DType.I32) for n in ("batch", "heads", "group", "seqlen_q", "seqlen_k")),
     ScalarArg(name=SCALE.name, dtype=DType.F32),
 )
 
@@ -285,13 +315,19 @@ def _tensors(graph: Graph, variant: Variant, elem: Elem, workspaces: tuple[Works
     for out in graph.of(Output):
         assert isinstance(out, Output)
         rows_only = out.x == "lse"
-        tensors.append(TensorArg(name=out.x, elem=Elem.F32 if rows_only else elem, rank=3 if rows_only else 4, access=Access.OUT))
+        tensors.append(
+            TensorArg(name=out.x, elem=Elem.F32 if rows_only else elem, rank=3 if rows_only else 4, access=Access.OUT)
+        )
     if variant.sink:
         tensors.append(TensorArg(name=SINK, elem=_STORAGE[variant.sink], rank=1, access=Access.CAPTURE))
     tensors += [
         TensorArg(name=c.name, elem=_STORAGE[c.storage], rank=c.rank, access=Access.CAPTURE) for c in variant.captures
     ]
-    tensors += [TensorArg(name=w.name, elem=w.elem, rank=len(w.shape), access=Access.WORK) for w in workspaces if w.name == VISIT]
+    tensors += [
+        TensorArg(name=w.name, elem=w.elem, rank=len(w.shape), access=Access.WORK)
+        for w in workspaces
+        if w.name == VISIT
+    ]
     return tuple(tensors)
 
 
@@ -329,16 +365,21 @@ def _visit(
     """Which key tiles an item visits: closed forms of the mask, or a list made on the device."""
     lets = list(row_lets(config))
     if visit.source is VisitSource.TABLE:
-        at = (i32("b") if "b" in variables(variant.mask) else const(0), i32("h") if "h" in variables(variant.mask) else const(0))
-        entry = lambda k: load(VISIT, (*at, M_TILE, k), DType.I32)  # noqa: E731
+        at = (
+            i32("b") if "b" in variables(variant.mask) else const(0),
+            i32("h") if "h" in variables(variant.mask) else const(0),
+        )
+
+        def entry(k: Expr) -> Expr:
+            return load(VISIT, (*at, M_TILE, k), DType.I32)
+
         lets += [_let("masked", entry(const(0))), _let("count", add(i32("masked"), entry(const(1))))]
         masked = make(Op.LT, T, i32("masked"))
         back = sub(sub(i32(f"{VISIT}_n3"), const(1)), sub(T, i32("masked")))
         n = entry(make(Op.WHERE, masked, add(T, const(2)), back))
         loop = TileLoop(classes=("masked", "full"), ends=(i32("masked"), i32("count")), tile=n, body=body)
-        tiles = lambda length, block: make(Op.FLOORDIV, add(length, const(block - 1)), const(block))  # noqa: E731
         lead = tuple(i32(s) if x.op is Op.VAR else const(1) for s, x in zip(("batch", "heads"), at, strict=True))
-        rows, keys = tiles(SEQLEN_Q, config.block_m), tiles(SEQLEN_K, config.block_n)
+        rows, keys = _tile_count(SEQLEN_Q, config.block_m), _tile_count(SEQLEN_K, config.block_n)
         return tuple(lets), loop, (
             Workspace(name=VISIT, elem=Elem.I32, shape=(*lead, rows, add(keys, const(2)))),
             Workspace(name="classes", elem=Elem.U8, shape=(*lead, rows, keys)),
@@ -353,6 +394,10 @@ def _visit(
     lets += [_let(f"end{k}", e) for k, e in enumerate(ends)]
     names = tuple(i32(f"end{k}") for k in range(len(ends)))
     return tuple(lets), TileLoop(classes=classes, ends=names, tile=sub(sub(hi, const(1)), T), body=body), ()
+
+
+def _tile_count(length: Expr, block: int) -> Expr:
+    return make(Op.FLOORDIV, add(length, const(block - 1)), const(block))
 
 
 def _ranges_fact(visit: Visit) -> str:

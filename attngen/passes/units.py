@@ -53,7 +53,7 @@ def units(graph: Graph, scale_positive: bool) -> Graph:
         return dataclasses.replace(s, **rewritten)  # type: ignore[arg-type]
 
     states = tuple(one(s) for s in fold.states)
-    after = {n for n in graph.edges.successors(r.name)}
+    after = set(graph.edges.successors(r.name))
     nodes: list[Node] = []
     for node in graph.nodes:
         if node is fold:

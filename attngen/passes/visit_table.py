@@ -1,8 +1,11 @@
-"""visit_table: Schedule -> Schedule. Adds the kernel that makes the list of visited tiles, where a mask has no closed form.
+"""visit_table: Schedule -> Schedule. Adds the kernel that makes the list of visited tiles, where a mask has no closed
+form.
 
 Before   a module whose main kernel reads `visit`, and workspaces for it
-After    a kernel in front of it: one CTA a row tile evaluates the mask on every element inside the hull that the interval
-         analysis gives, and writes the tiles that have a visible pair, masked ones from the front, full ones from the back
+After    a kernel in front of it: one CTA a row tile evaluates the mask on every element inside the hull that the
+interval
+         analysis gives, and writes the tiles that have a visible pair, masked ones from the front, full ones from the
+         back
 Why      exact, in O(S) memory a row tile, and the work is a small fraction of the attention itself"""
 
 from __future__ import annotations
@@ -27,17 +30,24 @@ def add_visit_table(schedule: Schedule, program: Program) -> Schedule:
     hull = ranges(program.visit_mask, block_n)
     scopes = Scopes({}, {}, set(RESERVED))
     visible = scopes.split(Target("visible", mask))
-    lets = (*row_lets(program.config), _let("n_lo", bounded(hull.lo)), _let("n_hi", bounded(hull.hi)), *scopes.lets.values())
+    lets = (
+        *row_lets(program.config),
+        _let("n_lo", bounded(hull.lo)),
+        _let("n_hi", bounded(hull.hi)),
+        *scopes.lets.values(),
+    )
     names = {e.name for e in loads(mask)}
     tensors = tuple(t for t in program.tensors if t.access is Access.CAPTURE and t.name in names)
-    work = tuple(TensorArg(name=w.name, elem=w.elem, rank=len(w.shape), access=Access.WORK) for w in schedule.workspaces)
-    bounds = {"lo": var("n_lo", DType.I32), "hi": var("n_hi", DType.I32)}
+    work = tuple(
+        TensorArg(name=w.name, elem=w.elem, rank=len(w.shape), access=Access.WORK) for w in schedule.workspaces
+    )
+    lo, hi = var("n_lo", DType.I32), var("n_hi", DType.I32)
     block = Block(
         name="scan",
         ops=(
-            ScanTiles(id="V1", dst="classes", body=(*scopes.rows.values(), *visible), block_n=block_n, **bounds),
+            ScanTiles(id="V1", dst="classes", body=(*scopes.rows.values(), *visible), block_n=block_n, lo=lo, hi=hi),
             CtaSync(id="V2"),
-            CompactTiles(id="V3", dst=VISIT, src="classes", **bounds),
+            CompactTiles(id="V3", dst=VISIT, src="classes", lo=lo, hi=hi),
         ),
     )
     item = Item(lets=lets, body=(block,))
@@ -54,7 +64,9 @@ def add_visit_table(schedule: Schedule, program: Program) -> Schedule:
 
 def _shared(mask: Expr) -> str:
     used = variables(mask) & {"b", "h"}
-    return {0: "for all batches and heads", 1: f"a {'batch' if 'b' in used else 'head'}", 2: "a batch and head"}[len(used)]
+    return {0: "for all batches and heads", 1: f"a {'batch' if 'b' in used else 'head'}", 2: "a batch and head"}[
+        len(used)
+    ]
 
 
 def _let(name: str, value: Expr) -> Stmt:

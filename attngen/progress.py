@@ -1,4 +1,4 @@
-"""Says on stderr what is being waited for, once a command has taken more than two seconds."""
+"""Says on stderr what is being waited for, once something has taken more than two seconds."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ REPEAT_SECONDS = 10.0  # a step that does not end is mentioned again this often
 class Progress:
     """A context in which `step` names what runs now. Silent for the first two seconds.
 
-        with Progress() as progress:
-            progress.step("compiling for sm_80")
+    with Progress() as progress:
+        progress.step("compiling for sm_80")
     """
 
     def __init__(self, stream: TextIO | None = None, quiet: float = QUIET_SECONDS) -> None:

@@ -1,0 +1,1 @@
+"""Schedule -> macro calls, by part: context, ops, maps, small kernels, control, kernel."""

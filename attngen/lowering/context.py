@@ -1,0 +1,76 @@
+"""What the lowering of an op needs to know: the kernel, the role, how names are spelled, where buffers lie."""
+
+from __future__ import annotations
+
+from attngen.cprint import Printer
+from attngen.errors import PassError
+from attngen.expr import Expr
+from attngen.ir.ops import Ref
+from attngen.ir.schedule import Buffer, Kernel, Role, Schedule, Value
+from attngen.layout import Fragment, SmemLayout
+from attngen.params import fields
+from attngen.render import Argument
+
+
+class RoleContext:
+    """One role of one kernel of a schedule."""
+
+    def __init__(self, schedule: Schedule, kernel: Kernel, role: Role) -> None:
+        self.schedule, self.kernel, self.role = schedule, kernel, role
+        self.values: dict[str, Value] = {v.name: v for v in role.values}
+        self.elems = {t.name: t.elem for t in kernel.tensors}
+        self.parameters = {f.name for f in fields(kernel)}
+
+    @property
+    def target(self) -> str:
+        return self.schedule.target
+
+    def spell(self, v: Expr) -> str:
+        """A variable in C: kernel parameters are members of `p`."""
+        return f"p.{v.name}" if v.name in self.parameters and v.name not in self.values else v.name
+
+    def expr(self, e: Expr) -> str:
+        return Printer(self.spell, self.elems)(e)
+
+    def buffer(self, ref: Ref) -> Buffer:
+        buffer = self.kernel.buffer(ref.name)
+        if buffer is None:
+            raise PassError(f"lower: {ref.name} is not a buffer of {self.kernel.name}")
+        return buffer
+
+    def address(self, ref: Ref) -> str:
+        """Shared-memory address of a buffer, or of the slot that the first index names."""
+        buffer = self.buffer(ref)
+        text = f"smem + {buffer.offset}"
+        if ref.index:
+            text += f" + {self.expr(ref.index[0])} * {buffer.layout.bytes}"
+        return f"({text})"
+
+    @property
+    def warp_rows(self) -> int:
+        """Rows of the tile that one warp owns."""
+        return next(v.rows for v in self.role.values if v.fragment is Fragment.ACC)
+
+    @property
+    def row0(self) -> str:
+        """First query row of a thread; it also owns every eighth row after it."""
+        return f"m * {self.kernel.work.block_m} + warp * {self.warp_rows} + lane / 4"
+
+    def row_of(self, tensor: str) -> str:
+        """Offset of this item's row in a table [batch or 1, heads or 1, row tiles, ...]."""
+        return f"(i64)b * p.{tensor}_s0 + (i64)h * p.{tensor}_s1 + (i64)m * p.{tensor}_s2"
+
+    def chunks(self, layout: SmemLayout, tensor: str) -> dict[str, Argument]:
+        """How the threads share the 16-byte chunks of a tile: blocks of 2^a columns (a of the swizzle), whole rows of
+        blocks a pass. Conditions that always hold are written as `true`."""
+        block = 1 << layout.xor_bits
+        rows = self.kernel.threads // block
+        head_dim = self.schedule.head_dim_qk if tensor in ("q", "k") else self.schedule.head_dim_v
+        in_tile = "true" if layout.rows % rows == 0 else f"(int)r0 + r < {layout.rows}"
+        in_head = "true" if head_dim // 8 == layout.chunks else f"group * {block} + (int)ch < {head_dim // 8}"
+        return {"block": block, "groups": layout.chunks // block, "passes": -(-layout.rows // rows), "pass_rows": rows,
+                "in_tile": in_tile, "in_head": in_head, **swizzle(layout)}  # fmt: skip
+
+
+def swizzle(layout: SmemLayout) -> dict[str, Argument]:
+    return {"pitch": layout.pitch, "shift": 3 - layout.xor_bits, "mask": (1 << layout.xor_bits) - 1}

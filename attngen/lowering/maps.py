@@ -1,0 +1,128 @@
+"""`map` and `reduce`: scalar statements on fragments, by scope."""
+
+from __future__ import annotations
+
+import re
+
+from attngen.cprint import C_DTYPE, Printer
+from attngen.errors import PassError
+from attngen.expr import Expr, variables
+from attngen.ir import ops as o
+from attngen.ir.ops import ReduceKind, Scope, Stmt
+from attngen.layout import Fragment
+from attngen.lowering.context import RoleContext
+from attngen.render import Argument, call
+
+
+def reduce_call(context: RoleContext, op: o.Reduce) -> tuple[str, dict[str, Argument]]:
+    value = context.values[op.src.name]
+    shape: dict[str, Argument] = {"rows": value.rows // 8, "dst": op.dst.name, "src": op.src.name}
+    if value.fragment is Fragment.ROW:
+        return "reduce_quad", shape
+    if op.kind is not ReduceKind.MAX:
+        raise PassError(
+            f"lower: op {op.id}: sums over a fragment are accumulated by the map that makes the elements"
+        )
+    return "reduce", {**shape, "tiles": value.cols // 8, "combine": "max_f32"}
+
+
+def map_call(context: RoleContext, op: o.Map) -> tuple[str, dict[str, Argument]]:
+    """A scope with the locals, and a pass for each scope that has statements."""
+    over, text, target = context.values[op.over.name], MapText(context, op), context.target
+    rows, lines = over.rows // 8, list(text.locals)
+    first = {"i": context.row0, "j": f"n * {over.cols} + 2 * quad" if over.cols_axis == "N" else "2 * quad"}
+    for index in ("i", "j"):
+        if text.uses(index):
+            lines.append(f"const int {index}0 = {first[index]};")
+        if text.uses(f"{index}_f"):
+            lines.append(f"const float {index}0_f = f32_of_s32({index}0);")
+    if text.lines[Scope.ROW]:
+        lines += call(target, "map_rows", {"rows": rows, "lines": text.with_indices(Scope.ROW)})
+    if text.lines[Scope.ELEM]:
+        cols = call(target, "map_cols", {"lines": text.with_indices(Scope.COL)}) if text.lines[Scope.COL] else []
+        lines += call(target, "map_elems", {
+            "rows": rows, "tiles": over.cols // 8, "cols": cols, "lines": text.with_indices(Scope.ELEM),
+            "pair": text.pair,
+        })  # fmt: skip
+    return "map", {"lines": lines}
+
+
+class MapText:
+    """The statements of a map as C, by scope."""
+
+    def __init__(self, context: RoleContext, op: o.Map) -> None:
+        self.context = context
+        self.locals: list[str] = []
+        self.pair: list[str] = []
+        self.lines: dict[Scope, list[str]] = {s: [] for s in Scope}
+        self.local_scope = {s.target: s.scope for s in op.body if s.target not in context.values}
+        for s in op.body:
+            if s.target in self.local_scope and s.scope in (Scope.ROW, Scope.COL):
+                count = context.values[op.over.name].rows // 8 if s.scope is Scope.ROW else 2
+                line = f"{C_DTYPE[s.value.dtype]} {s.target}[{count}];"
+                if line not in self.locals:
+                    self.locals.append(line)
+        for scope in (Scope.ROW, Scope.COL, Scope.ELEM):
+            self._statements([s for s in op.body if s.scope is scope], scope)
+
+    def uses(self, name: str) -> bool:
+        """Whether any scope needs this index, or (i_f, j_f) its value as a float."""
+        return any(re.search(rf"\b{name.removesuffix('_f')}{'_f' if name.endswith('_f') else '(_f)?'}\b", x)
+                   for lines in self.lines.values() for x in lines)  # fmt: skip
+
+    def with_indices(self, scope: Scope) -> list[str]:
+        """The statements of a scope below the declarations of the indices they use."""
+        step = {"i": "8 * ri", "j": "8 * ci + ei"}
+        text = "\n".join(self.lines[scope])
+        head = []
+        for index in ("i", "j"):
+            if re.search(rf"\b{index}\b", text):
+                head.append(f"const int {index} = {index}0 + {step[index]};")
+            if re.search(rf"\b{index}_f\b", text):
+                head.append(f"const float {index}_f = {index}0_f + (float)({step[index]});")
+        return head + self.lines[scope]
+
+    def spell(self, v: Expr) -> str:
+        if v.name in ("i", "j"):
+            return v.name
+        scope = self.local_scope.get(v.name)
+        if scope is not None:
+            return v.name + {Scope.ROW: "[ri]", Scope.COL: "[ei]", Scope.ELEM: ""}[scope]
+        value = self.context.values.get(v.name)
+        if value is None:
+            return self.context.spell(v)
+        return f"{v.name}[{'at' if value.fragment is Fragment.ACC else 'ri'}]"
+
+    def _statements(self, statements: list[Stmt], scope: Scope) -> None:
+        """Runs of statements that do not read what an earlier one wrote share their temporaries."""
+        written: set[str] = set()
+        printer = Printer(self.spell, self.context.elems)
+        counter = 0
+        pending = list(statements)
+        while pending:
+            run: list[Stmt] = []
+            written.clear()
+            while pending and not variables(pending[0].value) & written:
+                run.append(pending.pop(0))
+                written.add(run[-1].target)
+            printer.named, printer.counter = {}, counter
+            self.lines[scope] += printer.temporaries(*(s.value for s in run))
+            counter = printer.counter
+            self.lines[scope] += [self._assign(s, printer(s.value)) for s in run]
+
+    def _assign(self, s: Stmt, value: str) -> str:
+        known = self.context.values.get(s.target)
+        if known is None:
+            scope = self.local_scope[s.target]
+            return f"{s.target}[{'ri' if scope is Scope.ROW else 'ei'}] = {value};" if scope is not Scope.ELEM else (
+                f"const {C_DTYPE[s.value.dtype]} {s.target} = {value};"
+            )
+        if known.fragment is Fragment.OPA:
+            tiles = known.cols // 8
+            self.locals.append("float packed[2];")
+            self.pair.append(
+                f"{s.target}[ri / 2 * {2 * tiles} + 2 * ci + ri % 2] = pack_{known.dtype}(packed[0], packed[1]);"
+            )
+            return f"packed[ei] = {value};"
+        index = "at" if known.fragment is Fragment.ACC else "ri"
+        return f"{s.target}[{index}] {'+=' if s.accumulate else '='} {value};"

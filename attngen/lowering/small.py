@@ -1,0 +1,55 @@
+"""Ops of the small kernels of a module: the visit table and pointwise kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attngen.cprint import C_DTYPE, Printer
+from attngen.exprtext import show
+from attngen.ir import ops as o
+from attngen.ir.ops import Scope
+from attngen.ir.schedule import Elem
+from attngen.lowering.context import RoleContext
+from attngen.render import Argument, call
+
+
+def scan_call(context: RoleContext, op: o.ScanTiles) -> dict[str, Argument]:
+    cols = -(-op.block_n // 32)
+    kept = {s.target for s in op.body if s.scope is Scope.COL}
+    lines: dict[Scope, list[str]] = {}
+    for scope in (Scope.COL, Scope.ROW, Scope.ELEM):
+        printer = Printer(lambda v: f"{v.name}[ci]" if v.name in kept else context.spell(v), context.elems)
+        lines[scope] = []
+        for s in (s for s in op.body if s.scope is scope):
+            lines[scope] += printer.temporaries(s.value)
+            head = f"{s.target}[ci]" if scope is Scope.COL else f"const {C_DTYPE[s.value.dtype]} {s.target}"
+            lines[scope].append(f"{head} = {printer(s.value)};")
+    return {
+        "dst": op.dst, "at": context.row_of(op.dst), "lo": context.expr(op.lo), "hi": context.expr(op.hi),
+        "block_n": op.block_n,
+        "warps": context.role.warps, "cols": cols, "col": lines[Scope.COL], "row": lines[Scope.ROW],
+        "elem": lines[Scope.ELEM],
+        "locals": [f"{C_DTYPE[s.value.dtype]} {s.target}[{cols}];" for s in op.body if s.scope is Scope.COL],
+    }  # fmt: skip
+
+
+def pointwise_lines(context: RoleContext, op: o.Pointwise) -> Iterator[str]:
+    """Statements on one element; a target that is an output tensor is stored (a row's by its first element)."""
+    tensors = {t.name: t for t in context.kernel.tensors}
+    for s in op.body:
+        printer = Printer(context.spell, context.elems)
+        yield f"// {s.target} = {show(s.value)}"
+        if s.target not in tensors:
+            yield f"const {C_DTYPE[s.value.dtype]} {s.target} = {printer(s.value)};"
+            continue
+        t = tensors[s.target]
+        index = ["b", "h", "i", "j"][: t.rank]
+        at = " + ".join(f"(i64){x} * p.{t.name}_s{k}" if k < t.rank - 1 else x for k, x in enumerate(index))
+        arguments: dict[str, Argument] = {"dst": t.name, "at": at, "value": printer(s.value)}
+        if t.elem is Elem.F32:
+            text = call(context.target, "store_f32", arguments)
+        else:
+            text = call(context.target, "store_packed", {**arguments, "pack": f"pack_{t.elem.value}x2"})
+        yield from (
+            text if t.rank == 4 else call(context.target, "when", {"predicate": "j == 0", "body": text})
+        )

@@ -1,0 +1,245 @@
+"""The torch operator. It takes tensors and a key that names what to compute in a registry of this process: so a compiled
+graph holds a short text, and every tensor the kernel reads is an input of its node."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from attngen.errors import EmulationWarning, GradientError, SignatureError
+from attngen.evaluate import evaluate
+from attngen.execute import empty_like_rows, run
+from attngen.kernel import Kernel, kernel_for
+from attngen.plan import Plan, plan
+from attngen.progress import Progress
+from attngen.signature import Shapes, check_tensors, signature_of
+from attngen.spec import Normalizer, Variant
+from attngen.target import Target
+from attngen.trace import ShapeRule
+
+EMULATED_PER_SECOND = 400e6  # multiply-adds of the emulator on one core, measured at head dims 64 and 128
+PATIENCE_SECONDS = 10.0
+PLANS = 4096
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a key stands for."""
+
+    variant: Variant
+    rules: tuple[ShapeRule, ...]
+    target: Target
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names of the captured tensors in the order of the operator's argument; the sink comes last."""
+        return tuple(c.name for c in self.variant.captures) + (("sink",) if self.variant.sink else ())
+
+    @property
+    def has_lse(self) -> bool:
+        return self.variant.normalizer is Normalizer.SOFTMAX
+
+    @cached_property
+    def _types(self) -> tuple[tuple[torch.dtype, int], ...]:
+        sink = ((self.variant.sink.torch_dtype, 1),) if self.variant.sink else ()
+        return tuple((c.storage.torch_dtype, c.rank) for c in self.variant.captures) + sink
+
+    def check(self, q: Tensor, k: Tensor, v: Tensor, captures: Sequence[Tensor]) -> Shapes:
+        """Raises SignatureError where the tensors fit neither each other nor the description."""
+        got = tuple((t.dtype, t.dim()) for t in captures)
+        if got != self._types:
+            raise SignatureError(
+                f"attngen::forward: captures are {_types(got)}. Allowed for this key: {_types(self._types)} "
+                f"({', '.join(self.names) or 'none'})"
+            )
+        return check_tensors(q, k, v, Bound(self, dict(zip(self.names, captures, strict=True))))
+
+
+@dataclass(frozen=True)
+class Bound:
+    """An entry with the captured tensors of one call."""
+
+    entry: Entry
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def variant(self) -> Variant:
+        return self.entry.variant
+
+    @property
+    def shape_rules(self) -> tuple[ShapeRule, ...]:
+        return self.entry.rules
+
+
+def _types(types: Sequence[tuple[torch.dtype, int]]) -> str:
+    return ", ".join(f"{dtype} of rank {rank}" for dtype, rank in types) or "none"
+
+
+_entries: dict[str, Entry] = {}
+_plans: dict[tuple[object, ...], Plan] = {}
+
+
+def register(variant: Variant, rules: tuple[ShapeRule, ...], target: Target) -> str:
+    """The key of a description. Equal descriptions have the same key, in every process."""
+    more = hashlib.sha256(repr(rules).encode()).hexdigest()[:8] if rules else "0"
+    key = f"{variant.variant_key()}-{more}-{target.name}"
+    _entries.setdefault(key, Entry(variant, rules, target))
+    return key
+
+
+def entry(key: str) -> Entry:
+    """What `register` gave this key for."""
+    found = _entries.get(key)
+    if found is None:
+        raise SignatureError(
+            f"attngen::forward: the key {key!r} is not known in this process. Allowed: keys of descriptions that "
+            "this process has made. Call attngen.attention(...) with the description once before a saved graph is run"
+        )
+    return found
+
+
+# ---- running -----------------------------------------------------------------------------------------------------
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], key: str, scale: float
+) -> tuple[Tensor, Tensor]:
+    if not q.is_cuda:
+        return _emulated(q, k, v, captures, key, scale)
+    # what the plan depends on, and what its checks looked at
+    call = (
+        key, scale, not (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16,
+        q.dtype, q.device, q.shape, q.stride(), k.dtype, k.device, k.shape, k.stride(), v.dtype, v.device, v.shape, v.stride(),
+        *[x for t in captures for x in (t.dtype, t.device, t.shape, t.stride())],
+    )  # fmt: skip
+    found = _plans.get(call)
+    if found is not None:
+        return found.run(q, k, v, captures)
+    kernel, shapes = _kernel(q, k, v, captures, key)
+    if _is_empty(shapes):
+        return run(kernel, q, k, v, dict(zip(entry(key).names, captures, strict=True)), scale)
+    if len(_plans) >= PLANS:  # many lengths, as in decoding: forget them together rather than count uses
+        _plans.clear()
+    made = _plans[call] = plan(kernel, q, k, v, captures, entry(key).names, scale)
+    return made.run(q, k, v, captures)
+
+
+def _kernel(q: Tensor, k: Tensor, v: Tensor, captures: Sequence[Tensor], key: str) -> tuple[Kernel, Shapes]:
+    known = entry(key)
+    shapes = known.check(q, k, v, captures)
+    return kernel_for(known.variant, signature_of(q, k, v), known.target), shapes
+
+
+def _is_empty(shapes: Shapes) -> bool:
+    return 0 in (shapes.B, shapes.Hq, shapes.Sq, shapes.Sk)
+
+
+def _emulated(
+    q: Tensor, k: Tensor, v: Tensor, captures: Sequence[Tensor], key: str, scale: float
+) -> tuple[Tensor, Tensor]:
+    if q.device.type != "cpu":
+        raise SignatureError(f"q is on {q.device}. Allowed: cuda, and cpu (in the emulator)")
+    known = entry(key)
+    bound = dict(zip(known.names, captures, strict=False))
+    kernel, shapes = _kernel(q, k, v, captures, key)
+    return emulate(kernel, shapes, q, k, v, bound, scale)
+
+
+def emulate(
+    kernel: Kernel, shapes: Shapes, q: Tensor, k: Tensor, v: Tensor, captures: Mapping[str, Tensor], scale: float
+) -> tuple[Tensor, Tensor]:
+    """A call on CPU tensors. Warns before it starts where it will take long."""
+    if _is_empty(shapes):
+        return run(kernel, q, k, v, captures, scale)
+    seconds = emulation_seconds(kernel.variant, shapes, q.size(3) + v.size(3), captures)
+    if seconds > PATIENCE_SECONDS:
+        warnings.warn(
+            f"this call on CPU tensors runs in the emulator and will take about {seconds:.0f} s "
+            f"(batch {shapes.B}, {shapes.Hq} heads, {shapes.Sq} queries, {shapes.Sk} keys). Give it smaller shapes, or "
+            "move the tensors to a GPU",
+            EmulationWarning, stacklevel=3,
+        )  # fmt: skip
+    with Progress() as progress:
+        progress.step(
+            f"emulating {kernel.variant.description} on the CPU (about {seconds:.0f} s, and a compilation if it is new)"
+        )
+        return run(kernel, q, k, v, captures, scale)
+
+
+def emulation_seconds(variant: Variant, shapes: Shapes, head_dims: int, captures: Mapping[str, Tensor]) -> float:
+    """How long the emulator will take. Tiles that the mask leaves empty are not visited, so they do not count."""
+    work = shapes.B * shapes.Hq * shapes.Sq * shapes.Sk * head_dims / EMULATED_PER_SECOND
+    return work * visited_part(variant, shapes, captures) if work > PATIENCE_SECONDS else work
+
+
+def visited_part(variant: Variant, shapes: Shapes, captures: Mapping[str, Tensor]) -> float:
+    """Share of the score tiles with a visible key, from samples."""
+    tile, inside, samples = 64, 8, 512
+    draw = torch.Generator().manual_seed(0)
+
+    def at(size: int) -> Tensor:
+        return torch.randint(size, (samples, 1, 1), generator=draw)
+
+    step = torch.arange(0, tile, tile // inside)
+    env: dict[str, Tensor | int] = {"b": at(shapes.B), "h": at(shapes.Hq), "seqlen_q": shapes.Sq, "seqlen_k": shapes.Sk}
+    env["i"] = (at(shapes.Sq) // tile * tile + step[None, :, None]).clamp(max=shapes.Sq - 1)
+    env["j"] = (at(shapes.Sk) // tile * tile + step[None, None, :]).clamp(max=shapes.Sk - 1)
+    seen = evaluate(variant.mask, env, captures).expand(samples, inside, inside)
+    return seen.flatten(1).any(1).double().mean().item()
+
+
+# ---- gradients, shapes, registration -----------------------------------------------------------------------------
+
+
+def reject_gradients(tensors: Sequence[Tensor], names: Sequence[str]) -> None:
+    """Raises GradientError where autograd would have to know a derivative. Also traced by torch.compile."""
+    if torch.is_grad_enabled():
+        for name, t in zip(names, tensors, strict=True):
+            if t.requires_grad:
+                raise GradientError(
+                    f"`{name}` requires a gradient, and attngen has no backward yet. Call it under torch.no_grad() or "
+                    f"torch.inference_mode(), or give {name}.detach()"
+                )
+
+
+def _autograd(
+    q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], key: str, scale: float
+) -> tuple[Tensor, Tensor]:
+    tensors = (q, k, v, *captures)
+    names = ("q", "k", "v", *(entry(key).names if captures else ()))
+    reject_gradients(tensors, names)
+    if forward_ad._current_level >= 0:
+        for name, t in zip(names, tensors, strict=True):
+            if forward_ad.unpack_dual(t).tangent is not None:
+                raise GradientError(
+                    f"`{name}` has a tangent, and attngen has no forward-mode derivative. Give it without one"
+                )
+    with torch._C._AutoDispatchBelowAutograd():
+        result: tuple[Tensor, Tensor] = torch.ops.attngen.forward.default(q, k, v, captures, key, scale)
+        return result
+
+
+def _fake(
+    q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], key: str, scale: float
+) -> tuple[Tensor, Tensor]:
+    known = entry(key)
+    known.check(q, k, v, captures)
+    lse = q.new_empty(q.shape[:3] if known.has_lse else (0,), dtype=torch.float32)
+    return empty_like_rows(q, v.size(3)), lse
+
+
+_library = torch.library.Library("attngen", "DEF")
+_library.define("forward(Tensor q, Tensor k, Tensor v, Tensor[] captures, str key, float scale) -> (Tensor, Tensor)")
+_library.impl("forward", _forward, "CompositeExplicitAutograd")
+_library.impl("forward", _autograd, "Autograd")
+torch.library.register_fake("attngen::forward", _fake, lib=_library)
+
+forward: Any = torch.ops.attngen.forward.default
