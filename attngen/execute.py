@@ -51,14 +51,15 @@ def run_into(
     out: torch.Tensor, lse: torch.Tensor, mode: emulator.Mode = emulator.Mode.LATE, seed: int = 0,
 ) -> None:  # fmt: skip
     """As `run`, into tensors that the caller made, for shapes without a 0. `mode` and `seed`: of the emulator."""
-    shapes = Shapes(q.size(0), q.size(1), k.size(1), q.size(2), k.size(2))
-    scalars: dict[str, int | float] = {
-        "batch": shapes.B, "heads": shapes.Hq, "group": shapes.Hq // shapes.Hkv, "seqlen_q": shapes.Sq,
-        "seqlen_k": shapes.Sk,
-        "scale": scale,
-    }  # fmt: skip
     tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **captures}
-    launch_module(kernel, tensors, scalars, mode, seed)
+    launch_module(kernel, tensors, scalars_of(q, k, scale), mode, seed)
+
+
+def scalars_of(q: torch.Tensor, k: torch.Tensor, scale: float) -> dict[str, int | float]:
+    """The numbers every attention kernel may take, for shapes without a 0."""
+    batch, heads, seqlen_q, _ = q.shape
+    group, seqlen_k = heads // k.size(1), k.size(2)
+    return {"batch": batch, "heads": heads, "group": group, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "scale": scale}
 
 
 def _nothing_visible(

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from attngen.config import Config
 from attngen.files import Json, dumps, kernel_files, sha256
 from attngen.functions import sigmoid
 from attngen.kernel import Kernel, kernel_for
@@ -50,7 +51,8 @@ def sigmoid_weight(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
 
 @dataclass(frozen=True)
 class Sample:
-    """`why`: what it shows that the others do not. The tensors inside a description only give ranks and types."""
+    """`why`: what it shows that the others do not. The tensors inside a description only give ranks and types.
+    `config`: given where the build gate refuses the rules' first for one of the architectures."""
 
     name: str
     why: str
@@ -59,10 +61,11 @@ class Sample:
     head_dim_v: int | None = None
     dtype: IoType = IoType.BF16
     alignment: int = 16
+    config: Config | None = None
 
     def kernel(self) -> Kernel:
         signature = Signature(self.dtype, self.head_dim, self.head_dim_v or self.head_dim, self.alignment)
-        return kernel_for(self.spec().variant, signature, target("sm80"))
+        return kernel_for(self.spec().variant, signature, target("sm80"), self.config)
 
 
 def _causal() -> Attention:
@@ -74,12 +77,14 @@ SAMPLES = (
     Sample("causal_d128", "the usual head", _causal),
     Sample("causal_d128_fp16", "the other storage type", _causal, dtype=IoType.FP16),
     Sample("full_d128", "no mask but the end of the keys", lambda: Attention()),
-    Sample("window_d128", "tiles skipped on both sides", lambda: Attention(mask=causal() & sliding_window(1024))),
+    Sample("window_d128", "tiles skipped on both sides", lambda: Attention(mask=causal() & sliding_window(1024)),
+           config=Config(64, 128, 4, min_ctas=2)),
     Sample("softcap_d128", "a score function", lambda: Attention(mask=causal(), score=softcap(30.0))),
     Sample("alibi_d128", "a captured tensor read once a row",
            lambda: Attention(mask=causal(), score=alibi(torch.zeros(8)))),
     Sample("bias_d64", "a captured tensor read for each score",
-           lambda: Attention(score=bias(torch.zeros(2, 8, 4, 4))), head_dim=64),
+           lambda: Attention(score=bias(torch.zeros(2, 8, 4, 4))), head_dim=64,
+           config=Config(128, 32, 4, min_ctas=2)),
     Sample("sink_d64", "one more element of the fold",
            lambda: Attention(mask=causal(), sink=torch.zeros(8)), head_dim=64),
     Sample("document_d64", "a visit table made on the device",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from attngen.ir.schedule import VerifiedSchedule
 from attngen.lowering.kernel import kernel_lines
+from attngen.lowering.roles import kernel_with_roles
 from attngen.render import select_prelude
 
 
@@ -39,7 +40,8 @@ def lower(verified: VerifiedSchedule, banner: str) -> Source:
     schedule = verified.schedule
     lines: list[str] = []
     for kernel in schedule.kernels:
-        lines += [*kernel_lines(schedule, kernel), ""]
+        emit = kernel_lines if len(kernel.roles) == 1 else kernel_with_roles
+        lines += [*emit(schedule, kernel), ""]
     body = "\n".join(lines)
     return Source(banner, select_prelude(schedule.target, body), body, line_ops(body))
 

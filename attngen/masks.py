@@ -142,6 +142,9 @@ class Align(Enum):
     TOP_LEFT = "top_left"
 
 
+_ALIGNS = tuple(a.value for a in Align)  # torch.compile cannot iterate over an Enum
+
+
 @dataclass(frozen=True, eq=False)
 class Full(Mask):
     def trace(self, tracer: Tracer) -> Expr:
@@ -226,9 +229,8 @@ def full() -> Mask:
 
 def causal(align: str = "bottom_right") -> Mask:
     """A query sees the keys up to its own position, counted from the last key or (`top_left`) the first."""
-    allowed = [a.value for a in Align]
-    if align not in allowed:
-        raise SpecError(f"causal: align={align!r} is not known. Allowed: {', '.join(map(repr, allowed))}")
+    if align not in _ALIGNS:
+        raise SpecError(f"causal: align={align!r} is not known. Allowed: {', '.join(map(repr, _ALIGNS))}")
     return Causal(Align(align))
 
 

@@ -1,5 +1,5 @@
-"""The torch operator. It takes tensors and a key that names what to compute in a registry of this process: so a compiled
-graph holds a short text, and every tensor the kernel reads is an input of its node."""
+"""The torch operator. It takes tensors and a key that names what to compute in a registry of this process: so a
+compiled graph holds a short text, and every tensor the kernel reads is an input of its node."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from attngen.config import Config
 from attngen.errors import EmulationWarning, GradientError, SignatureError
 from attngen.evaluate import evaluate
 from attngen.execute import empty_like_rows, run
@@ -37,6 +38,7 @@ class Entry:
     variant: Variant
     rules: tuple[ShapeRule, ...]
     target: Target
+    config: Config | None
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -87,11 +89,13 @@ _entries: dict[str, Entry] = {}
 _plans: dict[tuple[object, ...], Plan] = {}
 
 
-def register(variant: Variant, rules: tuple[ShapeRule, ...], target: Target) -> str:
+def register(
+    variant: Variant, rules: tuple[ShapeRule, ...], target: Target, config: Config | None = None
+) -> str:
     """The key of a description. Equal descriptions have the same key, in every process."""
-    more = hashlib.sha256(repr(rules).encode()).hexdigest()[:8] if rules else "0"
+    more = hashlib.sha256(repr((rules, config)).encode()).hexdigest()[:8]
     key = f"{variant.variant_key()}-{more}-{target.name}"
-    _entries.setdefault(key, Entry(variant, rules, target))
+    _entries.setdefault(key, Entry(variant, rules, target, config))
     return key
 
 
@@ -117,7 +121,8 @@ def _forward(
     # what the plan depends on, and what its checks looked at
     call = (
         key, scale, not (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16,
-        q.dtype, q.device, q.shape, q.stride(), k.dtype, k.device, k.shape, k.stride(), v.dtype, v.device, v.shape, v.stride(),
+        q.dtype, q.device, q.shape, q.stride(), k.dtype, k.device, k.shape, k.stride(), v.dtype, v.device, v.shape,
+        v.stride(),
         *[x for t in captures for x in (t.dtype, t.device, t.shape, t.stride())],
     )  # fmt: skip
     found = _plans.get(call)
@@ -135,7 +140,7 @@ def _forward(
 def _kernel(q: Tensor, k: Tensor, v: Tensor, captures: Sequence[Tensor], key: str) -> tuple[Kernel, Shapes]:
     known = entry(key)
     shapes = known.check(q, k, v, captures)
-    return kernel_for(known.variant, signature_of(q, k, v), known.target), shapes
+    return kernel_for(known.variant, signature_of(q, k, v), known.target, known.config), shapes
 
 
 def _is_empty(shapes: Shapes) -> bool:

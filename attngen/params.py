@@ -10,13 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from attngen.errors import PassError
 from attngen.expr import DType
-from attngen.ir.schedule import Access, Elem, Kernel
+from attngen.ir.ops import Ref, TmaLoad, TmaStore
+from attngen.ir.schedule import Access, Elem, Kernel, TensorArg, WorkSource, ops_of
+from attngen.layout import Swizzle
+
+WARPGROUP_ROWS = 64
 
 
 class Kind(Enum):
     """What a field is filled with."""
 
+    MAP = "128s"
     POINTER = "P"
     STRIDE = "q"
     INT = "i"
@@ -24,7 +30,7 @@ class Kind(Enum):
 
 
 C_TYPE = {Elem.BF16: "u16", Elem.F16: "u16", Elem.F32: "float", Elem.I32: "int", Elem.I64: "i64", Elem.U8: "u8"}
-_ORDER = (Kind.POINTER, Kind.STRIDE, Kind.INT, Kind.FLOAT)
+_ORDER = (Kind.MAP, Kind.POINTER, Kind.STRIDE, Kind.INT, Kind.FLOAT)
 
 
 @dataclass(frozen=True)
@@ -39,9 +45,43 @@ def stride_count(access: Access, rank: int) -> int:
     return rank - 1 if access in (Access.IN, Access.OUT) else rank
 
 
+@dataclass(frozen=True)
+class MapUse:
+    """A tensor that the copy engine moves in boxes of `rows` x `columns` elements."""
+
+    tensor: TensorArg
+    rows: int
+    columns: int
+    swizzle: Swizzle
+
+
+def map_uses(kernel: Kernel) -> dict[str, MapUse]:
+    """Tensors behind tensor maps, by name. A store of a warpgroup's block of rows has a box of that block."""
+    tensors = {t.name: t for t in kernel.tensors}
+    result: dict[str, MapUse] = {}
+    for _, op in ops_of(kernel):
+        if isinstance(op, TmaLoad | TmaStore):
+            name, tile = (op.src, op.dst) if isinstance(op, TmaLoad) else (op.dst, op.src)
+            assert isinstance(name, str) and isinstance(tile, Ref)
+            buffer = kernel.buffer(tile.name)
+            assert buffer is not None
+            blocks = len(tile.index) > (1 if buffer.slots > 1 else 0)
+            rows = WARPGROUP_ROWS if blocks else buffer.layout.rows
+            use = MapUse(tensors[name], rows, buffer.layout.pitch // buffer.layout.itemsize, buffer.layout.swizzle)
+            if result.setdefault(name, use) != use:
+                raise PassError(f"{kernel.name}: tensor {name} is moved in two shapes of boxes: {result[name]}, {use}")
+    return result
+
+
 def fields(kernel: Kernel) -> tuple[Field, ...]:
     result: list[Field] = []
+    maps = map_uses(kernel)
+    if kernel.work.source is WorkSource.TABLE:
+        result += [Field("work", Kind.POINTER, "const int* work"), Field("rounds", Kind.INT, "int rounds")]
+    result += [Field(f"{name}_map", Kind.MAP, f"TensorMap {name}_map") for name in maps]
     for t in kernel.tensors:
+        if t.name in maps:
+            continue
         const = "" if t.access in (Access.OUT, Access.WORK) else "const "
         result.append(Field(t.name, Kind.POINTER, f"{const}{C_TYPE[t.elem]}* {t.name}"))
         strides = range(stride_count(t.access, t.rank))
@@ -55,13 +95,14 @@ def fields(kernel: Kernel) -> tuple[Field, ...]:
 
 
 def packer(kernel: Kernel) -> tuple[struct.Struct, tuple[str, ...]]:
-    """The binary layout and the names in its order; the size is a multiple of 8 as C rounds it."""
+    """The binary layout and the names in its order; the size is rounded as C rounds it (tensor maps align to 64)."""
     listed = fields(kernel)
     code = "".join("Q" if f.kind is Kind.POINTER else f.kind.value for f in listed)
     size = struct.calcsize("=" + code)
-    return struct.Struct("=" + code + "x" * (-size % 8)), tuple(f.name for f in listed)
+    align = 64 if any(f.kind is Kind.MAP for f in listed) else 8
+    return struct.Struct("=" + code + "x" * (-size % align)), tuple(f.name for f in listed)
 
 
-def pack(kernel: Kernel, values: Mapping[str, int | float]) -> bytes:
+def pack(kernel: Kernel, values: Mapping[str, int | float | bytes]) -> bytes:
     layout, names = packer(kernel)
     return layout.pack(*(values[n] for n in names))

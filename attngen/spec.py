@@ -93,10 +93,9 @@ class Attention:
         if not isinstance(return_lse, bool):
             raise SpecError(f"return_lse={return_lse!r}. Allowed: True, False")
         self.return_lse = return_lse
-        allowed = [n.value for n in Normalizer]
-        if normalizer not in allowed:
+        if normalizer not in _NORMALIZERS:
             raise SpecError(
-                f"normalizer={normalizer!r} is not known. Allowed: {', '.join(map(repr, allowed))}"
+                f"normalizer={normalizer!r} is not known. Allowed: {', '.join(map(repr, _NORMALIZERS))}"
             )
         self.normalizer = Normalizer(normalizer)
         if self.normalizer is Normalizer.NONE:
@@ -107,6 +106,11 @@ class Attention:
                         "it out"
                     )
         self._traced: tuple[Variant, Mapping[str, torch.Tensor], tuple[ShapeRule, ...]] | None = None
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether its functions have been traced already."""
+        return self._traced is not None
 
     @property
     def variant(self) -> Variant:
@@ -195,3 +199,4 @@ def _check_sink(sink: object) -> torch.Tensor | None:
 
 
 _SINK_TYPES = {torch.float32: Storage.F32, torch.float16: Storage.F16, torch.bfloat16: Storage.BF16}
+_NORMALIZERS = tuple(n.value for n in Normalizer)  # torch.compile cannot iterate over an Enum

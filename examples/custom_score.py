@@ -44,7 +44,7 @@ def main() -> None:
 
     try:
         attngen.attention(q, k, v, score=branches)
-    except attngen.TraceError as error:
+    except attngen.errors.TraceError as error:
         print(error)
 
 

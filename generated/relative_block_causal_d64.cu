@@ -145,7 +145,7 @@ struct attn_fwd_params {
   const u16* v;
   u16* out;
   float* lse;
-  const float* tensor;
+  const float* table;
   i64 q_s0;
   i64 q_s1;
   i64 q_s2;
@@ -160,10 +160,10 @@ struct attn_fwd_params {
   i64 out_s2;
   i64 lse_s0;
   i64 lse_s1;
-  i64 tensor_s0;
-  i64 tensor_s1;
-  int tensor_n0;
-  int tensor_n1;
+  i64 table_s0;
+  i64 table_s1;
+  int table_n0;
+  int table_n1;
   int batch;
   int heads;
   int group;
@@ -190,8 +190,8 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
   const int end0 = (n_hi - full_hi);
   const int end1 = (n_hi - n_lo);
   const int seen_hi = min_s32((((i_hi >> 6) * 64) + 64), p.seqlen_k);
-  const int u0 = min_s32(h, (p.tensor_n0 - 1));
-  const int u1 = (p.tensor_n1 - 1);
+  const int u0 = min_s32(h, (p.table_n0 - 1));
+  const int u1 = (p.table_n1 - 1);
   float rS[64];
   u32 rP[32];
   float rO[64];
@@ -320,7 +320,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
     }
     // C1 cp_commit group=K
     cp_async_commit();
-    // S4 map over=rS  # score relative_bias, block_causal
+    // S4 map over=rS  # score relative_bias, block_causal golden.py:37
     {
       const int i0 = m * 128 + warp * 32 + lane / 4;
       const int j0 = n * 64 + 2 * quad;
@@ -330,12 +330,12 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
             const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
             const int i = i0 + 8 * ri;
             const int j = j0 + 8 * ci + ei;
-            rS[at] = ((p.scale * rS[at]) + ld_f32(p.tensor + (i64)u0 * p.tensor_s0 + (i64)min_s32(max_s32((min_s32(max_s32((i - j), -256), 256) + 256), 0), u1) * p.tensor_s1));
+            rS[at] = ((p.scale * rS[at]) + ld_f32(p.table + (i64)u0 * p.table_s0 + (i64)min_s32(max_s32((min_s32(max_s32((i - j), -256), 256) + 256), 0), u1) * p.table_s1));
           }
         }
       }
     }
-    // S5 map only=masked over=rS  # mask relative_bias, block_causal
+    // S5 map only=masked over=rS  # mask relative_bias, block_causal golden.py:42
     if (t < end0) {
       {
         bool u2[2];

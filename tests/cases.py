@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from support import Truth, randn
 from torch import Tensor
 
 from attngen.functions import sigmoid, where
 from attngen.spec import Attention
 from attngen.variants import alibi, bias, causal, document, prefix_lm, sliding_window, softcap, window
-from tests.support import Truth, randn
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,9 @@ from attngen.signature import check_tensors, signature_of
 from attngen.spec import Attention
 from attngen.target import target
 
+# tensors are tiny here, and tests run in several processes: threads would only wait for one another
+torch.set_num_threads(1)
+
 DEVICES = [
     pytest.param("cpu", id="emulator"),
     pytest.param(

@@ -9,12 +9,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from support import DEVICES, MODES, qkv, run, run_mode, same_bits
 from torch import Tensor
 
 from attngen.emulator import Mode
 from attngen.spec import Attention
 from attngen.variants import causal, sliding_window, softcap
-from tests.support import DEVICES, MODES, qkv, run, run_mode, same_bits
 
 DTYPES = [torch.bfloat16, torch.float16]
 GPU = DEVICES[1]
@@ -136,9 +136,10 @@ def test_ulps() -> None:
     )
 
 
-ULPS_OF_THE_ROW = 1.0
+ULPS_OF_THE_ROW = 2.0
 """How far the GPU's out may lie from the emulator's, in units of the last place of the row's largest element. The
-exponentials differ in their last bits, and so, rarely, does the rounding of a weight or of the output."""
+exponentials differ in their last bits, and so, rarely, does the rounding of a weight or of the output. An H200 shows
+1.0, in at most 1.5% of the elements."""
 LSE_APART = 4e-6
 
 

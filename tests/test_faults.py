@@ -8,10 +8,10 @@ import random
 from functools import cache
 
 import pytest
-from attngen.ir.mutate import Mutant, mutants
 
 from attngen.config import Config
 from attngen.faults import EQUIVALENT, Judge, Verdict, report
+from attngen.ir.mutate import Mutant, mutants
 from attngen.kernel import kernel_for
 from attngen.signature import IoType, Signature
 from attngen.spec import Attention

@@ -7,6 +7,8 @@ import dataclasses
 
 import pytest
 import torch
+from cases import CASES, Case, Sizes
+from support import qkv
 from torch import Tensor
 
 from attngen.config import Config
@@ -22,8 +24,6 @@ from attngen.passes.tile import tile
 from attngen.passes.units import units
 from attngen.signature import signature_of
 from attngen.spec import Attention
-from tests.cases import CASES, Case, Sizes
-from tests.support import qkv
 
 CONFIG = Config(32, 16, 2)
 SHAPES = [(41, 70), (70, 41), (64, 64)]

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "attngen"
 # and the levels (`ir`) do not know each other: passes are the first to see both. An entry covers what is below it,
 # unless a longer one does: the interpreter of a fold takes the monoid from the pass that derives it.
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("ground", ("errors", "env", "resources", "layout", "target", "config", "naming", "progress")),
+    ("ground", ("errors", "env", "resources", "progress", "layout", "target", "config", "naming", "reads")),
     (
         "expressions",
         ("expr", "exprtext", "fold", "sums", "rows", "interval", "evaluate", "proxy", "trace", "functions"),
@@ -25,11 +25,11 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("levels", ("ir",)),
     ("passes", ("passes",)),
     ("pipeline", ("pipelines", "ir.interpret")),
-    ("text", ("params", "cprint", "render", "lower")),
+    ("text", ("params", "cprint", "render", "lowering", "lower")),
     ("machines", ("runtime", "emulator")),
-    ("kernels", ("arguments", "kernel", "execute", "merge")),
+    ("kernels", ("arguments", "kernel", "execute", "merge", "plan")),
     ("instruments", ("files", "golden", "trial", "faults", "doctor")),
-    ("operators", ("ops", "api", "compat")),
+    ("operators", ("reads", "ops", "prepare", "api", "compat")),
     ("command line", ("cli", "__main__")),
 )
 PACKAGES_OWN = {"__version__"}  # what a module may take from `attngen` itself, which imports everything
@@ -139,6 +139,6 @@ def test_recipes_name_files_that_exist(title: str) -> None:
 
 def test_the_recipe_of_an_op_is_complete() -> None:
     """An op is a dataclass, a macro, a case of lowering, a primitive with its emulated meaning, and a verifier rule."""
-    needed = {"attngen/ir/ops.py", "attngen/ir/verify.py", "attngen/lower.py", "templates/ops/sm80.jinja"}
+    needed = {"attngen/ir/ops.py", "attngen/ir/verify.py", "attngen/lowering/ops.py", "templates/ops/sm80.jinja"}
     needed |= {"templates/prelude/sm80.cuh", "templates/emulator/sm80.hpp"}
     assert needed <= set(recipes()["Add an op"])

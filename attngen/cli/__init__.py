@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -34,6 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(arguments.run(arguments))
     except AttngenError as error:
         print(f"attngen: {error}", file=sys.stderr)
+    except BrokenPipeError:  # the reader of a pipe has seen enough; the interpreter flushes into nothing at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except OSError as error:
         print(f"attngen: {error.filename or 'file'}: {error.strerror or error}", file=sys.stderr)
     return 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,7 +81,7 @@ def trial_of(schedule: Schedule, arguments: argparse.Namespace, defaults: tuple[
     from attngen.cli.request import Request
     from attngen.errors import SpecError
     from attngen.ir.schedule import Access
-    from attngen.signature import Shapes
+    from attngen.signature import Shapes, check_tensors
     from attngen.target import target
     from attngen.trial import Data, Trial, inputs
 
@@ -100,6 +101,8 @@ def trial_of(schedule: Schedule, arguments: argparse.Namespace, defaults: tuple[
         target(schedule.target),
         None,
     )
+    if request.equal_lengths:
+        shapes = replace(shapes, Sk=shapes.Sq)
     spec = request.spec(shapes)
     wanted = {t.name for k in schedule.kernels for t in k.tensors if t.access is Access.CAPTURE}
     if wanted != set(spec.tensors):
@@ -107,7 +110,9 @@ def trial_of(schedule: Schedule, arguments: argparse.Namespace, defaults: tuple[
             f"the schedule reads the tensors {_named(wanted)}, --mask and --score give {_named(set(spec.tensors))}; "
             "give the options of the variant that the schedule is of"
         )
-    return Trial(spec, *inputs(shapes, request.signature, Data.NORMAL, 0))
+    q, k, v = inputs(shapes, request.signature, Data.NORMAL, 0)
+    check_tensors(q, k, v, spec)
+    return Trial(spec, q, k, v)
 
 
 def _named(names: set[str]) -> str:
@@ -180,7 +185,7 @@ def time_it(module: Generated, arguments: argparse.Namespace, progress: Progress
 def _milliseconds(call: Callable[[], object]) -> float:
     import torch
 
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     call()
     end.record()

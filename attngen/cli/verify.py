@@ -80,8 +80,11 @@ HEADER = (
 
 
 def run(arguments: argparse.Namespace) -> int:
+    import torch
+
     from attngen.cli.request import request_of
 
+    torch.set_num_threads(1)  # the tensors are small: more threads would only wait for each other
     request = request_of(arguments)
     if arguments.fault_injection:
         return inject(request, arguments)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from attngen.evaluate import Operand, evaluate
-from attngen.expr import DType, Expr, Op, walk
-from attngen.ir.graph import Axis, Contract, Fold, Graph, Input, Map, Mask, Output, RowReduce
+from attngen.expr import DType, Expr, Op, var, walk
+from attngen.ir.graph import Axis, Contract, Fold, Graph, Input, Map, Mask, Node, Output, RowReduce
 from attngen.ir.ops import Fill, Heads, Reduce, ReduceKind, Scope, Stmt
 from attngen.ir.ops import Map as MapOp
 from attngen.ir.ops import Op as TileOp
@@ -78,7 +78,7 @@ class _GraphRun:
     def expr(self, e: Expr, values: Mapping[str, Tensor]) -> Tensor:
         return evaluate(e, {**self.env, **values}, self.captures, self.dtype)
 
-    def node(self, node: Input | Contract | Map | Mask | RowReduce | object) -> Tensor:
+    def node(self, node: Node) -> Tensor:
         match node:
             case Input():
                 return self.inputs[node.id]
@@ -86,7 +86,7 @@ class _GraphRun:
                 b = self.values[node.b]
                 return self.values[node.a] @ (b.transpose(2, 3) if node.over is Axis.D else b)
             case Map():
-                shape = torch.broadcast_shapes(self.rows.shape, *(self.values[i].shape for i in node.inputs))  # type: ignore[no-untyped-call]
+                shape = torch.broadcast_shapes(self.rows.shape, *(self.values[i].shape for i in node.inputs))
                 return self.expr(node.expr, self.values).expand(shape)
             case Mask():
                 x = self.values[node.x]
@@ -133,7 +133,7 @@ class _GraphRun:
             if s.units is not None:
                 state[s.name] = state[s.name] * self.expr(s.units, {})
             if s.kind is ReduceKind.MAX:
-                used[s.name] = self.expr(reference(_named(s.name)), state)
+                used[s.name] = self.expr(reference(var(s.name, DType.F32)), state)
         return state
 
     def merged(self, fold: Fold, first: dict[str, Tensor], second: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -141,12 +141,6 @@ class _GraphRun:
         for name, e in merge(fold):
             both[name] = self.expr(e, both)
         return {s.name: both[s.name] for s in fold.states}
-
-
-def _named(name: str) -> Expr:
-    from attngen.expr import var
-
-    return var(name, DType.F32)
 
 
 def _reduce(kind: ReduceKind, x: Tensor) -> Tensor:
@@ -324,7 +318,7 @@ class _Item:
         """Statements in order. What is said to be the same along a row or column has to be."""
         over = self.program.value(op.over.name)
         assert over is not None, f"{op.over.name} is no value of the program"
-        first = self.number(_tile_index()) * over.cols if over.axes[1] == "N" and "n" in self.env else 0
+        first = int(self.env.get("n", 0)) * over.cols if over.axes[1] == "N" else 0
         indices: dict[str, Operand] = {
             "i": torch.arange(self.row0, self.row0 + over.rows)[:, None],
             "j": torch.arange(first, first + over.cols)[None],
@@ -348,12 +342,6 @@ class _Item:
     def store(self, name: str, tile: Tensor, limit: int) -> None:
         rows = max(0, min(tile.size(0), limit - self.row0))
         self.tensors[name][self.b, self.h, self.row0 : self.row0 + rows] = tile[:rows]
-
-
-def _tile_index() -> Expr:
-    from attngen.expr import var
-
-    return var("n", DType.I32)
 
 
 def _read(e: Expr, values: Mapping[str, Operand]) -> dict[str, Operand]:

@@ -10,6 +10,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 from attngen.expr import DType, Expr, substitute, var, variables
 from attngen.expr import Op as ExprOp
@@ -115,15 +116,15 @@ def tiles_of(role: Role) -> Iterator[Tiles]:
 
 
 def scenarios(kernel: Kernel, items: int) -> tuple[Scenario, ...]:
-    """All lengths of pipelines up to several rounds of the longest, in each range of the loops. `items`: items in a
-    row, the second with another number of tiles."""
+    """All lengths up to two rounds of the longest loop and two tiles more, in each range of the loops. `items`: items
+    in a row, the second with another number of tiles."""
     loops = [t for role in kernel.roles for t in tiles_of(role)]
     if not loops:
         return tuple(Scenario((1,) * items, Share.LAST, rare) for rare in (False, True))
     least = max(t.start for t in loops)
     shares = tuple(Share) if any(len(t.ranges) > 1 for t in loops) else (Share.LAST,)
     result: dict[tuple[object, ...], Scenario] = {}
-    for n in range(least, least + 3 + 2 * max(2, *(t.unroll for t in loops))):
+    for n in range(least, least + 3 + 2 * max(t.unroll for t in loops)):
         for share in shares:
             for rare in (False, True):
                 seen = (n, rare, *(share.ends(n, len(t.ranges)) for t in loops))
@@ -153,7 +154,7 @@ class _Walk:
         for loop in tiles_of(self.role):
             for r, end in zip(loop.ranges, self.scenario.share.ends(self.tiles, len(loop.ranges)), strict=True):
                 env[r.end] = end
-        self.env = evaluated(self.role.item.lets, env)
+        self.env = evaluated(self.role.item.lets, env, fixed=env)
 
     def edge(self, edge: Edge, env: Env, step: int, guard: Guard | None = None) -> Event:
         return Event(None, env, self.item, step, edge, guard)
@@ -217,13 +218,16 @@ class _Walk:
 _TRUE = var("true", DType.BOOL)
 
 
-def evaluated(lets: tuple[Stmt, ...], env: Mapping[Expr, int]) -> dict[Expr, int]:
-    """`env` with those of the statements that have a known value. What a scenario fixes is not computed again."""
+def evaluated(lets: tuple[Stmt, ...], env: Env, fixed: Env | None = None) -> dict[Expr, int]:
+    """`env` after the statements, as far as their values are known. What a scenario fixes is not computed again."""
     result = dict(env)
     for let in lets:
         name = var(let.target, let.value.dtype)
+        if fixed is not None and name in fixed:
+            continue
         known = value(let.value, result)
-        if known is not None and name not in result:
+        result.pop(name, None)
+        if known is not None:
             result[name] = known
     return result
 
@@ -238,6 +242,12 @@ def resolved(e: Expr, lets: tuple[Stmt, ...]) -> Expr:
 # ---- what ops read and write -----------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=4096)
+def writes(op: Op) -> tuple[Ref, ...]:
+    return op.writes()
+
+
+@lru_cache(maxsize=4096)
 def reads(op: Op) -> tuple[Ref, ...]:
     """As Op.reads, but exact: an accumulator that is overwritten is not read, nor is what a map itself made before."""
     if isinstance(op, MmaSync | Wgmma):
@@ -272,9 +282,15 @@ def expressions(op: Op) -> Iterator[Expr]:
             yield ref.cols
 
 
-def references(op: Op) -> Iterator[Ref]:
+@lru_cache(maxsize=4096)
+def operands(op: Op) -> frozenset[str]:
+    """The variables in the expressions of an op outside of its statements."""
+    return variables(*expressions(op))
+
+
+@lru_cache(maxsize=4096)
+def references(op: Op) -> tuple[Ref, ...]:
+    found: list[Ref] = []
     for item in vars(op).values():
-        if isinstance(item, Ref):
-            yield item
-        elif isinstance(item, tuple):
-            yield from (r for r in item if isinstance(r, Ref))
+        found += [r for r in (item if isinstance(item, tuple) else (item,)) if isinstance(r, Ref)]
+    return tuple(found)

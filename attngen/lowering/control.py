@@ -75,7 +75,4 @@ def within(context: RoleContext, node: Tiles, k: int) -> str:
 
 def lets(context: RoleContext, lets: Sequence[Stmt]) -> list[str]:
     printer = Printer(context.spell, context.elems)
-    lines = []
-    for s in lets:
-        lines.append(f"const {C_DTYPE[s.value.dtype]} {s.target} = {printer(s.value)};")
-    return lines
+    return [f"const {C_DTYPE[s.value.dtype]} {s.target} = {printer(s.value)};" for s in lets]

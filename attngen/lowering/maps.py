@@ -51,7 +51,7 @@ class MapText:
     """The statements of a map as C, by scope."""
 
     def __init__(self, context: RoleContext, op: o.Map) -> None:
-        self.context = context
+        self.context, self.op = context, op
         self.locals: list[str] = []
         self.pair: list[str] = []
         self.lines: dict[Scope, list[str]] = {s: [] for s in Scope}
@@ -91,7 +91,16 @@ class MapText:
         value = self.context.values.get(v.name)
         if value is None:
             return self.context.spell(v)
+        if value.fragment is Fragment.UNI:
+            return v.name
         return f"{v.name}[{'at' if value.fragment is Fragment.ACC else 'ri'}]"
+
+    def c_name(self, target: str) -> str:
+        """The array of a value; with copies, that of the copy which the op names."""
+        if self.context.values[target].copies == 1:
+            return target
+        copy = next(r for r in self.op.copies if r.name == target)
+        return f"{target}{copy.index[0].value}"
 
     def _statements(self, statements: list[Stmt], scope: Scope) -> None:
         """Runs of statements that do not read what an earlier one wrote share their temporaries."""
@@ -121,7 +130,8 @@ class MapText:
             tiles = known.cols // 8
             self.locals.append("float packed[2];")
             self.pair.append(
-                f"{s.target}[ri / 2 * {2 * tiles} + 2 * ci + ri % 2] = pack_{known.dtype}(packed[0], packed[1]);"
+                f"{self.c_name(s.target)}[ri / 2 * {2 * tiles} + 2 * ci + ri % 2] = "
+                f"pack_{known.dtype}(packed[0], packed[1]);"
             )
             return f"packed[ei] = {value};"
         index = "at" if known.fragment is Fragment.ACC else "ri"

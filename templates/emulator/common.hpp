@@ -21,6 +21,10 @@ DI int ld_s64(const i64* p, LINE) {
 DI int ld_u8(const u8* p, LINE) { return *(const u8*)emu::global_read(p, 1, line); }
 DI u32 ld_global_u16(const u16* p, LINE) { return *(const u16*)emu::global_read(p, 2, line); }
 DI int ld_global_s32(const int* p, LINE) { return *(const int*)emu::global_read(p, 4, line); }
+DI void ld_v4_s32(int& x0, int& x1, int& x2, int& x3, const int* p, LINE) {
+  const int* from = (const int*)emu::global_read(p, 16, line);
+  x0 = from[0], x1 = from[1], x2 = from[2], x3 = from[3];
+}
 DI u32 ld_global_u8(const u8* p, LINE) { return *(const u8*)emu::global_read(p, 1, line); }
 
 DI void st_f32(float* p, float x, LINE) { *(float*)emu::global_write(p, 4, line) = x; }

@@ -79,16 +79,24 @@ static constexpr int FRAME_WORDS = 20, ENTRY_WORD = 11;
 
 namespace emu {
 
+static std::vector<char*> stacks;
+
+static size_t guard_bytes() { return (size_t)sysconf(_SC_PAGESIZE); }
+
 char* stack_of(int index) {
-  static std::vector<char*> stacks;
   while ((int)stacks.size() <= index) {
-    const size_t guard = (size_t)sysconf(_SC_PAGESIZE);
+    const size_t guard = guard_bytes();
     void* p = mmap(nullptr, guard + STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) return nullptr;
     mprotect(p, guard, PROT_NONE);
     stacks.push_back((char*)p + guard);
   }
   return stacks[index];
+}
+
+void release_stacks() {
+  for (char* stack : stacks) munmap(stack - guard_bytes(), guard_bytes() + STACK_BYTES);
+  stacks.clear();
 }
 
 void* fresh_context(char* stack, void (*entry)()) {

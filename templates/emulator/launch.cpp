@@ -1,6 +1,7 @@
 // The library's one entry point, the accesses of a thread, and the traps that the compiler puts into a body.
 #include <cstring>
 
+#include "fiber.hpp"
 #include "scheduler.hpp"
 
 namespace emu {
@@ -69,6 +70,7 @@ extern "C" __attribute__((visibility("default"))) int attngen_run(int kernel, in
     emu::run_cta(cta);
   }
   launch.current = nullptr;
+  emu::release_stacks();
   return result->failed;
 }
 

@@ -1,0 +1,211 @@
+"""The entry points: `attention` runs a description on tensors, `compile` makes its kernel without a GPU, `precompile`
+fills a folder with compiled kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from attngen import ops
+from attngen.config import Config
+from attngen.errors import SignatureError, SpecError
+from attngen.ir.graph import Graph
+from attngen.ir.program import Program
+from attngen.ir.schedule import Schedule
+from attngen.kernel import Kernel, kernel_for, next_config, settled
+from attngen.lower import Source
+from attngen.prepare import prepare
+from attngen.progress import Progress
+from attngen.runtime import Resources, Unit, precompile_into
+from attngen.signature import IoType, Signature, signature_of
+from attngen.spec import Attention, Normalizer
+from attngen.target import Target
+from attngen.target import target as target_named
+from attngen.variants import MaskLike, ScoreLike
+
+TARGETS = ("sm80",)  # the targets there are passes for
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: MaskLike | None = None,
+    score: ScoreLike | Sequence[ScoreLike] | None = None,
+    scale: float | None = None,
+    sink: Tensor | None = None,
+    return_lse: bool = False,
+    normalizer: str = "softmax",
+    target: str | None = None,
+    *,
+    spec: Attention | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention of q [B, Hq, Sq, D] over k [B, Hkv, Sk, D] and v [B, Hkv, Sk, Dv]: out [B, Hq, Sq, Dv], or (out, lse)
+    with return_lse.
+
+    The description is that of `Attention`: given piece by piece, or made once and given as `spec`, which spares
+    tracing a function on every call. target: the GPU generation to generate for; None: the one that fits the device.
+    CPU tensors run in the emulator."""
+    on = _target(target or TARGETS[0])
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(t, Tensor):
+            raise SignatureError(f"{name} is a {type(t).__name__}. Allowed: a tensor [batch, heads, seq, head_dim]")
+    if spec is None:
+        spec = Attention(mask, score, scale, sink, return_lse, normalizer)
+    else:
+        _check_alone(spec, mask, score, scale, sink, return_lse, normalizer)
+    key, captures = prepare(spec, on)
+    out, lse = _call(spec, key, q, k, v, captures)
+    return (out, lse) if spec.return_lse else out
+
+
+def _call(
+    spec: Attention, key: str, q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    # the operator checks both, too; here torch.compile meets them while it traces the user's line
+    ops.reject_gradients([q, k, v, *captures], ["q", "k", "v", *["captured tensor"] * len(captures)])
+    if q.dim() != 4 or q.size(3) == 0:
+        raise SignatureError(
+            f"q has the shape {list(q.shape)}. Allowed: 4 dimensions [batch, heads, seq, head_dim], head_dim > 0"
+        )
+    out, lse = ops.forward(q, k, v, captures, key, spec.scale_for(q.size(3)))
+    return out, lse
+
+
+def _target(name: str) -> Target:
+    if name not in TARGETS:
+        raise SignatureError(f"target={name!r}. Allowed: {', '.join(map(repr, TARGETS))}")
+    return target_named(name)
+
+
+def _check_alone(spec: object, *others: object) -> None:
+    if not isinstance(spec, Attention):
+        raise SpecError(f"spec is a {type(spec).__name__}. Allowed: attngen.Attention(...)")
+    names = ("mask", "score", "scale", "sink", "return_lse", "normalizer")
+    defaults = (None, None, None, None, False, "softmax")
+    for name, value, default in zip(names, others, defaults, strict=True):
+        if value is not default and value != default:
+            raise SpecError(
+                f"{name} is given beside spec. Allowed: one of both; make it a part of the spec: Attention({name}=...)"
+            )
+
+
+class BoundKernel:
+    """What `compile` makes: a kernel with the tensors and the scale of its description.
+
+    Printable levels: `graph`, `program`, `schedule`, `source`; `resources`: registers, spills and shared memory.
+    Called with q, k, v that fit `signature`, it gives (out, lse), or out alone where no sum is taken."""
+
+    def __init__(self, kernel: Kernel, spec: Attention, config: Config | None) -> None:
+        self.kernel, self.spec = kernel, spec
+        self._key = ops.register(spec.variant, spec.shape_rules, kernel.target, config)
+        self._captures = list(spec.tensors.values())
+
+    @property
+    def graph(self) -> Graph:
+        return self.kernel.graph
+
+    @property
+    def program(self) -> Program:
+        return self.kernel.program
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.kernel.schedule
+
+    @property
+    def source(self) -> Source:
+        return self.kernel.source
+
+    @property
+    def signature(self) -> Signature:
+        return self.kernel.signature
+
+    @property
+    def config(self) -> Config:
+        return self.kernel.config
+
+    @property
+    def target(self) -> Target:
+        return self.kernel.target
+
+    @property
+    def resources(self) -> dict[str, Resources]:
+        """By kernel, for the target's first architecture; compiled when first asked for, which needs no GPU."""
+        with Progress() as progress:
+            progress.step(f"compiling {self.kernel.variant.description} for {self.target.archs[0]}")
+            return self.kernel.resources
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        self._check(q, k, v)
+        out, lse = _call(self.spec, self._key, q, k, v, self._captures)
+        return out if self.spec.normalizer is Normalizer.NONE else (out, lse)
+
+    def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        want = self.signature
+        dtype = want.dtype.torch_dtype
+        for name, t, size in (("q", q, want.head_dim_qk), ("k", k, want.head_dim_qk), ("v", v, want.head_dim_v)):
+            if t.dtype != dtype:
+                raise SignatureError(f"{name} has dtype {t.dtype}. Allowed: {dtype}, which this kernel is compiled for")
+            if t.dim() and t.size(-1) != size:
+                raise SignatureError(
+                    f"{name} has head_dim {t.size(-1)}. Allowed: {size}, which this kernel is compiled for"
+                )
+        # addresses are not known while torch.compile traces; the operator then takes the kernel of their alignment
+        if not torch.compiler.is_compiling() and signature_of(q, k, v).alignment < want.alignment:
+            raise SignatureError(
+                f"a row of q, k or v is not aligned to {want.alignment} bytes. Allowed for this kernel: aligned rows. "
+                "Give attngen.compile(..., alignment=2), or copy the tensor with .clone()"
+            )
+
+    def __repr__(self) -> str:
+        return f"attngen.compile({self.spec!r}): {self.signature}, {self.target.name}, {self.config}"
+
+
+def compile(
+    spec: Attention,
+    head_dim: int = 128,
+    head_dim_v: int | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    target: str = TARGETS[0],
+    alignment: int = 16,
+    config: Config | None = None,
+) -> BoundKernel:
+    """The kernel of a description. Needs no GPU; it is compiled to machine code when first asked for.
+
+    head_dim: of q and k; head_dim_v: of v, None: the same. alignment: bytes that every row of q, k and v is aligned
+    to, 16 or 2. config: tile sizes; None: chosen by rules."""
+    if not isinstance(spec, Attention):
+        raise SpecError(f"spec is a {type(spec).__name__}. Allowed: attngen.Attention(...)")
+    types = {t.torch_dtype: t for t in IoType}
+    if dtype not in types:
+        raise SignatureError(f"dtype={dtype}. Allowed: {', '.join(map(str, types))}")
+    signature = Signature(types[dtype], head_dim, head_dim if head_dim_v is None else head_dim_v, alignment)
+    return BoundKernel(kernel_for(spec.variant, signature, _target(target), config), spec, config)
+
+
+def precompile(
+    folder: str | Path, kernels: Iterable[BoundKernel], archs: Sequence[str] | None = None
+) -> tuple[Path, ...]:
+    """Compiles kernels into a folder that can be moved, and used by naming it in ATTNGEN_PRECOMPILED on a machine
+    without a compiler. archs: such as ("sm_80",); None: every architecture of a kernel's target. Gives the entries."""
+    units = [unit for bound in kernels for arch in archs or bound.target.archs for unit in _units(bound.kernel, arch)]
+    with Progress() as progress:
+        progress.step(f"compiling {len(units)} kernels into {folder}")
+        return precompile_into(Path(folder), units)
+
+
+def _units(kernel: Kernel, arch: str) -> list[Unit]:
+    """The kernel, and where the build gate refuses it, what takes its place: the search is repeated where it is
+    used."""
+    if arch not in kernel.target.archs:
+        raise SignatureError(f"archs has {arch!r}. Allowed for {kernel.target.name}: {', '.join(kernel.target.archs)}")
+    chosen, found = settled(kernel, arch), [kernel]
+    while found[-1] is not chosen:
+        config = next_config(found[-1])
+        assert config is not None, "settled() took another way through the configurations"
+        found.append(kernel_for(kernel.variant, kernel.signature, kernel.target, config))
+    return [Unit(k.source.text, arch, k.symbols) for k in found]

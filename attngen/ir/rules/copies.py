@@ -1,0 +1,64 @@
+"""cp.async groups: each is closed, waited for by name, and none is left at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attngen.ir import ops as o
+from attngen.ir.rules.case import Case, Finding
+from attngen.ir.walk import Edge
+
+EVERY = "all"  # `cp_wait group=all`: whatever was committed
+
+
+def copy_groups(case: Case) -> Iterator[Finding]:
+    """cp_wait counts groups, it does not name them: a count that is too large for the named group waits for nothing,
+    one
+    that is never needed waits for copies that could stay in flight. Whether the data had arrived is the rule `race`."""
+    loose: dict[str, tuple[int, o.CpWait]] = {}  # smallest number of newer groups that a wait has met
+    told: set[tuple[str, str]] = set()
+
+    def once(op: o.Op, message: str) -> Iterator[Finding]:
+        if (op.id, message) not in told:
+            told.add((op.id, message))
+            yield Finding("copy-groups", message, op.id)
+
+    for walked in case.walks:
+        closed: list[str] = []
+        copies: list[o.CpAsync] = []
+        arrived = 0
+        for event in walked.events:
+            op = event.op
+            if isinstance(op, o.CpAsync):
+                copies.append(op)
+            elif isinstance(op, o.CpCommit):
+                closed.append(op.group)
+                copies.clear()
+            elif isinstance(op, o.CpWait):
+                if copies:
+                    yield from once(op, f"waits while the copy {copies[0].id} is in no group yet")
+                newest = next((k for k in reversed(range(len(closed))) if op.group in (closed[k], EVERY)), None)
+                if newest is None:
+                    yield from once(op, f"no group {op.group} was committed")
+                    continue
+                newer = len(closed) - 1 - newest
+                if op.pending > newer:
+                    yield from once(
+                        op,
+                        f"leaves {op.pending} groups in flight; behind {newer} newer ones group {op.group} may be too",
+                    )
+                if newer < loose.get(op.id, (newer + 1, op))[0]:
+                    loose[op.id] = (newer, op)
+                arrived = max(arrived, len(closed) - op.pending)
+            elif event.edge is Edge.EXIT:
+                for copy in copies:
+                    yield from once(copy, "is in no group: no wait covers it")
+                for group in closed[max(arrived, 0) :]:
+                    if (group, "") not in told:
+                        told.add((group, ""))
+                        yield Finding("copy-groups", f"group {group} is still in flight at the end")
+    for newer, op in loose.values():
+        if op.pending < newer:
+            yield from once(
+                op, f"leaves {op.pending} groups in flight where {newer} may be: it waits for newer groups, too"
+            )

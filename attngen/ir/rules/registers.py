@@ -1,0 +1,54 @@
+"""Registers of a role: accumulators and A fragments at the fullest point of its walks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attngen.ir import ops as o
+from attngen.ir.rules.case import Case, Finding, Walk
+from attngen.ir.rules.values import Cell, cells, read_cells
+from attngen.ir.walk import writes
+from attngen.layout import Fragment
+
+# registers below the first accumulator; a rule that fitted every compile seen: necessary, not sufficient
+ADDRESSES = 24
+
+
+def peak(walked: Walk) -> tuple[int, str]:
+    """Registers of accumulators and A fragments at the fullest point of a walk, and the op there."""
+    values = {v.name: v for v in walked.role.values if v.fragment in (Fragment.ACC, Fragment.OPA)}
+    size = {name: v.registers // v.copies for name, v in values.items()}
+    live: set[Cell] = set()
+    best, at = 0, ""
+    pending: dict[str, set[Cell]] = {}
+    for event in walked.events:  # operands of a group stay alive until it is retired
+        if isinstance(event.op, o.Wgmma):
+            pending.setdefault(event.op.group, set()).update(cells(event, (event.op.d, event.op.a), values))
+    for event in reversed(walked.events):
+        op = event.op
+        if op is None:
+            continue
+        written = set(cells(event, writes(op), values))
+        total = sum(size[name] for name, _ in live | written)
+        if total > best:
+            best, at = total, op.id
+        live -= written
+        live |= set(read_cells(event, values))
+        if isinstance(op, o.Retire):
+            live |= {c for c in pending.get(op.group, set()) if values[c[0]].copies == 1}
+    return best, at
+
+
+def registers(case: Case) -> Iterator[Finding]:
+    """24 + accumulators + A fragments stay below the registers of a thread; beyond that the compiler spills
+    accumulators and serialises the products, without another sign."""
+    for role in case.kernel.roles:
+        if role.regs > case.target.max_regs:
+            yield Finding("registers", f"role {role.name} asks for {role.regs}; a thread has {case.target.max_regs}")
+        full, at = max((peak(w) for w in case.walks if w.role is role), default=(0, ""))
+        if full and ADDRESSES + full >= role.regs:
+            yield Finding(
+                "registers",
+                f"role {role.name}: {ADDRESSES} + {full} registers of accumulators and A fragments are not "
+                f"below {role.regs}", at or None,
+            )  # fmt: skip

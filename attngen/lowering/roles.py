@@ -1,0 +1,138 @@
+"""A kernel of several roles as text: barriers, one branch a role, items of a table, loops with phases and drains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attngen.ir import ops as o
+from attngen.ir.schedule import Block, Guard, Kernel, Role, Schedule, Step, Tiles, Value, steps_of
+from attngen.ir.text import describe
+from attngen.layout import Fragment
+from attngen.lowering.control import lets
+from attngen.lowering.ops import calls
+from attngen.lowering.phases import at_phase, phase_values
+from attngen.lowering.sm90 import BASE, HopperContext, hopper_calls
+from attngen.params import fields
+from attngen.render import call, environment
+
+WARPS_A_GROUP = 4
+
+
+def op_lines(context: HopperContext, op: o.Op) -> list[str]:
+    lines: list[str] = []
+    for macro, arguments in hopper_calls(context, op) or calls(context, op):
+        lines += call(context.target, macro, arguments)
+    if op.when is not None:
+        lines = call(context.target, "when", {"predicate": context.expr(op.when), "body": lines})
+    return lines
+
+
+def step_lines(context: HopperContext, steps: Sequence[Step], cls: str, values: dict[object, object]) -> list[str]:
+    """A straight line of ops and guards of one class, with slots and copies as numbers."""
+    lines: list[str] = []
+    context.flying = []  # no group is in flight across an edge
+    for step in steps:
+        if step.only and step.only != cls:
+            continue
+        lines.append(f"// {describe(step)}")
+        bound = at_phase(step, values)  # type: ignore[arg-type]
+        if isinstance(bound, Guard):
+            inner: list[str] = []
+            for op in bound.body:
+                inner += [f"// {describe(op)}", *op_lines(context, op)]
+            lines += call(context.target, "guard", {"predicate": context.expr(bound.pred), "lines": inner})
+        else:
+            lines += op_lines(context, bound)
+    return lines
+
+
+def tiles_lines(context: HopperContext, node: Tiles) -> list[str]:
+    total = context.expr(node.ranges[-1].end)
+    head = lets(context, node.lets)
+    if not node.drain and node.unroll == 1:
+        ranges = [
+            {
+                "cls": r.cls,
+                "end": context.expr(r.end),
+                "body": indented([*head, *step_lines(context, node.step, r.cls, {})]),
+            }
+            for r in node.ranges
+        ]
+        return call(context.target, "tiles", {"var": node.var, "start": node.start, "ranges": ranges})
+    ranges_drained = []
+    for k, r in enumerate(node.ranges):
+        phases = []
+        for phase in range(node.unroll):
+            values = dict(phase_values(node, phase))
+            phases.append({
+                "step": indented([*head, *step_lines(context, node.step, r.cls, values)], 4),
+                "drain": indented(step_lines(context, node.drain, r.cls, values), 4),
+            })  # fmt: skip
+        condition = "true" if k + 1 == len(node.ranges) else f"{node.var} < {context.expr(r.end)}"
+        ranges_drained.append({"cls": r.cls, "condition": condition, "phases": phases})
+    return call(
+        context.target, "tiles_drained",
+        {"var": node.var, "start": node.start, "total": total, "ranges": ranges_drained},
+    )  # fmt: skip
+
+
+def indented(lines: Sequence[str], by: int = 2) -> str:
+    return "\n".join(" " * by + line for line in lines)
+
+
+def role_lines(context: HopperContext, role: Role) -> list[str]:
+    """Registers, indices, values, items, and what is left to do after the last one."""
+    body: list[str] = []
+    for node in role.item.body:
+        body += step_lines(context, node.ops, "", {}) if isinstance(node, Block) else tiles_lines(context, node)
+    lines = ["u32 phase = 0;"] if context.bits else []
+    if not role.single:
+        lines += [
+            f"const int w = group - {role.first_warp // WARPS_A_GROUP}, tid = thread_id() % 128, warp = tid / 32;",
+            "const int lane = tid % 32, quad = lane % 4;",
+        ]
+    lines += [line for v in role.values for line in declarations(v)]
+    rings = [
+        r for r in context.kernel.orders if any(isinstance(s, o.Enter) and s.ring == r.name for s in steps_of(role))
+    ]
+    lines += [f"if (w == {r.members - 1}) named_arrive({r.first}, {r.threads});" for r in rings]
+    lines += call(context.target, "items", {"lets": lets(context, role.item.lets), "body": body})
+    lines += [f"if (w == 0) named_sync({r.first}, {r.threads});" for r in rings]
+    lines += step_lines(context, role.exit, "", {})
+    if role.single:
+        first = f"thread_id() == {32 * role.first_warp}"
+        lines = call(context.target, "when", {"predicate": first, "body": lines})
+    return lines
+
+
+def declarations(v: Value) -> list[str]:
+    kind = {"f32": "float", "i32": "int", "bool": "bool"}.get(v.dtype, "u32")
+    if v.fragment is Fragment.UNI:
+        return [f"{kind} {v.name} = {kind}();"]
+    count = v.registers // v.copies
+    names = [v.name] if v.copies == 1 else [f"{v.name}{k}" for k in range(v.copies)]
+    return [f"{kind} {name}[{count}];" for name in names]
+
+
+def kernel_with_roles(schedule: Schedule, kernel: Kernel) -> list[str]:
+    barriers = [
+        {"at": f"{BASE + (r.offset or 0) + 8 * (k + (r.slots if free else 0))}u", "count": str(arrivals)}
+        for r in kernel.rings
+        for free, arrivals in ((False, r.full_arrivals), (True, r.free_arrivals))
+        for k in range(r.slots)
+    ]
+    launch = 65536 // kernel.threads // 8 * 8
+    roles = []
+    for role in kernel.roles:
+        setreg = "dec" if role.regs < launch else "inc"
+        lines = call(schedule.target, "role", {
+            "setreg": setreg, "regs": role.regs, "lines": role_lines(HopperContext(schedule, kernel, role), role),
+        })  # fmt: skip
+        first, last = role.first_warp // WARPS_A_GROUP, (role.first_warp + role.warps) // WARPS_A_GROUP
+        roles.append({"name": role.name, "first": str(first), "last": str(last), "body": indented(lines, 2)})
+    text = str(environment().get_template(f"ops/{schedule.target}.jinja").module.kernel_roles(  # type: ignore[attr-defined]
+        name=kernel.name, threads=kernel.threads, params=[f.declaration for f in fields(kernel)],
+        asserts=[f'static_assert(sizeof({kernel.name}_params) <= 4096, "parameters exceed what a launch can pass");'],
+        barriers=barriers, roles=roles,
+    ))  # fmt: skip
+    return text.strip("\n").split("\n")

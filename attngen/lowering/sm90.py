@@ -1,0 +1,279 @@
+"""Op -> macro calls on Hopper: copy engine, mbarriers, order rings, wgmma."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attngen.cprint import Printer
+from attngen.errors import PassError
+from attngen.expr import Expr
+from attngen.expr import Op as ExprOp
+from attngen.ir import ops as o
+from attngen.ir.ops import Completion, Heads, Op, Ref, kind_of
+from attngen.ir.schedule import Buffer, Guard, Kernel, Ring, Role, Schedule, Value, steps_of
+from attngen.layout import Fragment
+from attngen.lowering.context import RoleContext
+from attngen.render import Argument
+
+BASE = 1024  # where dynamic shared memory starts; the kernel checks it, so that addresses can be immediates
+WARPGROUP_ROWS = 64
+SWIZZLE_128 = 1 << 62
+
+
+class HopperContext(RoleContext):
+    """A role of warps or warpgroups: barrier addresses and parity bits, descriptors, groups in flight."""
+
+    def __init__(self, schedule: Schedule, kernel: Kernel, role: Role) -> None:
+        super().__init__(schedule, kernel, role)
+        self.flying: list[str] = []  # committed wgmma groups, oldest first
+        self.held: dict[str, list[str]] = {}  # registers that a group writes or reads
+        self.bits = _parity_bits(kernel, role)
+
+    @property
+    def row0(self) -> str:
+        return f"m * {self.kernel.work.block_m} + w * {WARPGROUP_ROWS} + warp * 16 + lane / 4"
+
+    # ---- values --------------------------------------------------------------------------------------------------
+
+    def value_of(self, ref: Ref) -> Value:
+        return self.values[ref.name]
+
+    def c_name(self, ref: Ref) -> str:
+        """`rP0` for copy 0 of a value with copies, else the name."""
+        if self.values[ref.name].copies == 1:
+            return ref.name
+        (copy,) = ref.index
+        return f"{ref.name}{number(copy)}"
+
+    # ---- shared memory -------------------------------------------------------------------------------------------
+
+    def address(self, ref: Ref) -> str:
+        """Start of the slot that a reference means, a number where the slot is one."""
+        buffer = self.buffer(ref)
+        assert buffer.offset is not None
+        index = list(ref.index)
+        slot = index.pop(0) if buffer.slots > 1 else None
+        start = BASE + buffer.offset
+        text = f"{start}u"
+        if slot is not None:
+            text = f"{start + number(slot) * buffer.layout.bytes}u" if slot.op is ExprOp.CONST else (
+                f"{start}u + {self.expr(slot)} * {buffer.layout.bytes}"
+            )
+        if index:
+            text += f" + {self.expr(index[0])} * {WARPGROUP_ROWS * buffer.layout.pitch}"
+        return text
+
+    def ring_of(self, bar: Ref) -> tuple[Ring, str]:
+        name, _, side = bar.name.partition(".")
+        ring = next((r for r in self.kernel.rings if r.name == name), None)
+        if ring is None or side not in ("full", "free"):
+            raise PassError(f"lower: {bar.name} is not a barrier of a ring of {self.kernel.name}")
+        return ring, side
+
+    def barrier(self, bar: Ref) -> str:
+        ring, side = self.ring_of(bar)
+        assert ring.offset is not None
+        start = BASE + ring.offset + (8 * ring.slots if side == "free" else 0)
+        if not bar.index or bar.index[0].op is ExprOp.CONST:
+            return f"{start + 8 * (number(bar.index[0]) if bar.index else 0)}u"
+        return f"{start}u + 8 * {self.expr(bar.index[0])}"
+
+    def parity(self, bar: Ref) -> tuple[str, str]:
+        """(expected parity, bit to flip) of a wait; the first wait for a free slot passes at once."""
+        ring, side = self.ring_of(bar)
+        first = self.bits[bar.name]
+        known = not bar.index or bar.index[0].op is ExprOp.CONST
+        bit = (
+            str(first + (number(bar.index[0]) if bar.index else 0))
+            if known
+            else f"({first} + {self.expr(bar.index[0])})"
+        )
+        flip = f"{1 << int(bit)}u" if known else f"1u << {bit}"
+        text = f"(phase >> {bit} & 1)"
+        return (f"{text} ^ 1" if side == "free" else text), flip
+
+
+def number(e: Expr) -> int:
+    if e.op is not ExprOp.CONST or not isinstance(e.value, int):
+        raise PassError(f"lower: {e!r} has to be a number here; give the loop a phase variable")
+    return e.value
+
+
+def _parity_bits(kernel: Kernel, role: Role) -> dict[str, int]:
+    """First bit in `phase` of each barrier set that the role waits on, one bit a slot."""
+    bits: dict[str, int] = {}
+    used = 0
+    steps = [*steps_of(role), *role.exit]
+    waits = [op for s in steps for op in (s.body if isinstance(s, Guard) else (s,)) if isinstance(op, o.MbarWait)]
+    for op in waits:
+        if op.bar.name not in bits:
+            bits[op.bar.name] = used
+            used += next(r.slots for r in kernel.rings if r.name == op.bar.name.partition(".")[0])
+    return bits
+
+
+# ---- descriptors ---------------------------------------------------------------------------------------------------
+
+
+def descriptor(address: int, lbo: int, sbo: int) -> int:
+    """Shared-memory matrix descriptor with the 128-byte swizzle (PTX ISA, wgmma): offsets in units of 16 bytes."""
+    return (address & 0x3FFFF) >> 4 | (lbo >> 4) << 16 | (sbo >> 4) << 32 | SWIZZLE_128
+
+
+def slot_address(buffer: Buffer, ref: Ref) -> tuple[int, Expr | None]:
+    """(address of the slot, block of rows of the warpgroup)."""
+    assert buffer.offset is not None
+    index = list(ref.index)
+    slot = number(index.pop(0)) if buffer.slots > 1 else 0
+    return BASE + buffer.offset + slot * buffer.layout.bytes, index[0] if index else None
+
+
+def k_major(buffer: Buffer, start: int, kstep: int) -> int:
+    """16 columns of the contracted axis: slabs of 64 columns, 32 bytes a step inside."""
+    slab, inside = divmod(kstep, 4)
+    return descriptor(
+        start + slab * buffer.layout.rows * buffer.layout.pitch + inside * 32, 16, 8 * buffer.layout.pitch
+    )
+
+
+def mn_major(buffer: Buffer, start: int, kstep: int) -> int:
+    """16 rows of the contracted axis; groups of 64 columns are a slab apart."""
+    slab = buffer.layout.rows * buffer.layout.pitch
+    return descriptor(start + kstep * 16 * buffer.layout.pitch, slab, 8 * buffer.layout.pitch)
+
+
+def wgmma(context: HopperContext, op: o.Wgmma) -> tuple[str, dict[str, Argument]]:
+    d, b = context.value_of(op.d), context.buffer(op.b)
+    elem = b.elem.value
+    b_start, _ = slot_address(b, op.b)
+    ksteps = (b.layout.cols if op.b.transposed else b.layout.rows) // 16
+    describe_b = k_major if op.b.transposed else mn_major
+    first = 0 if op.zero else 1
+    shared: dict[str, Argument] = {"transpose": 0 if op.b.transposed else 1, "d": context.c_name(op.d)}
+    if op.a.name in context.values:
+        steps = [
+            {**{f"a{x}": str(4 * k + x) for x in range(4)}, "b": f"{describe_b(b, b_start, k):#x}ull",
+             "accumulate": str(1 if k else first)}
+            for k in range(ksteps)
+        ]  # fmt: skip
+        return "wgmma_rs", {
+            **shared,
+            "name": f"wgmma_m64n{d.cols}k16_rs_{elem}",
+            "a": context.c_name(op.a),
+            "steps": steps,
+        }
+    a = context.buffer(op.a)
+    a_start, rows = slot_address(a, op.a)
+    offset = "" if rows is None else f" + (u64)({context.expr(rows)} * {WARPGROUP_ROWS * a.layout.pitch >> 4})"
+    steps = [
+        {"a": f"{k_major(a, a_start, k):#x}ull{offset}", "b": f"{describe_b(b, b_start, k):#x}ull",
+         "accumulate": str(1 if k else first)}
+        for k in range(ksteps)
+    ]  # fmt: skip
+    return "wgmma_ss", {**shared, "name": f"wgmma_m64n{d.cols}k16_ss_{elem}", "steps": steps}
+
+
+# ---- the table -----------------------------------------------------------------------------------------------------
+
+
+def hopper_calls(context: HopperContext, op: Op) -> Iterator[tuple[str, dict[str, Argument]]] | None:
+    """Macro calls of an op that only this target has; None: a common op."""
+    kind = kind_of(type(op))
+    match op:
+        case o.MbarWait():
+            parity, flip = context.parity(op.bar)
+            return iter([(kind, {"bar": context.barrier(op.bar), "parity": parity, "flip": flip})])
+        case o.MbarArrive():
+            macro = kind if context.role.single else "mbar_arrive_warp"
+            return iter([(macro, {"bar": context.barrier(op.bar)})])
+        case o.MbarExpect():
+            return iter([(kind, {"bar": context.barrier(op.bar), "bytes": op.bytes})])
+        case o.TmaLoad():
+            boxes = slabs(context, op.dst)
+            head = "h" if op.heads is Heads.Q else "hkv"
+            return iter([(kind, {"boxes": boxes, "map": f"{op.src}_map", "bar": context.barrier(op.bar),
+                                 "row": context.expr(op.row), "head": head})])  # fmt: skip
+        case o.TmaStore():
+            head = "h" if op.heads is Heads.Q else "hkv"
+            return iter([(kind, {"boxes": slabs(context, op.src), "map": f"{op.dst}_map", "row": context.expr(op.row),
+                                 "head": head})])  # fmt: skip
+        case o.BulkCommit() | o.Proxy():
+            return iter([(kind, {})])
+        case o.BulkRetire():
+            wait = "bulk_wait_read" if op.until is Completion.READ else "bulk_wait"
+            return iter([(kind, {"wait": wait, "pending": op.pending})])
+        case o.Enter() | o.Leave():
+            return iter([(kind, order(context, op))])
+        case o.Sync():
+            barrier = next(x for x in context.kernel.barriers if x.name == op.bar.name)
+            at = f"{barrier.first} + {context.expr(op.bar.index[0])}" if op.bar.index else str(barrier.first)
+            return iter([(kind, {"bar": at, "threads": barrier.threads})])
+        case o.Open():
+            return iter([(kind, {"regs": [context.c_name(r) for r in op.regs]})])
+        case o.Wgmma():
+            registers = [op.d, *([op.a] if op.a.name in context.values else [])]
+            context.held[op.group] = [context.c_name(r) for r in registers]
+            return iter([wgmma(context, op)])
+        case o.Commit():
+            context.flying.append(op.group)
+            return iter([(kind, {})])
+        case o.Retire():
+            return iter([(kind, retire(context, op))])
+        case o.Vote():
+            rows = next(v.rows for v in context.values.values() if v.fragment is Fragment.ROW) // 8
+            return iter([(kind, {"dst": op.dst.name, "rows": rows, "pred": row_expr(context, op.pred)})])
+        case o.StFrag():
+            return iter([("st_matrix", st_matrix(context, op))])
+        case _:
+            return None
+
+
+def slabs(context: HopperContext, ref: Ref) -> list[dict[str, str]]:
+    """Boxes of a tile: one a slab of 64 columns."""
+    layout = context.buffer(ref).layout
+    columns = layout.pitch // layout.itemsize
+    start = context.address(ref)
+    count = -(-layout.cols // columns)
+    return [
+        {"at": start if not k else f"{start} + {k * layout.rows * layout.pitch}", "column": str(k * columns)}
+        for k in range(count)
+    ]  # fmt: skip
+
+
+def order(context: HopperContext, op: o.Enter | o.Leave) -> dict[str, Argument]:
+    """A role waits on its own barrier and arrives on that of the next in turn."""
+    ring = next(r for r in context.kernel.orders if r.name == op.ring)
+    if isinstance(op, o.Enter):
+        return {"bar": f"{ring.first} + w", "threads": ring.threads}
+    return {"bar": f"{ring.first} + (w + 1) % {ring.members}", "threads": ring.threads}
+
+
+def retire(context: HopperContext, op: o.Retire) -> dict[str, Argument]:
+    """The groups newer than the one named may stay in flight."""
+    if op.group not in context.flying:
+        raise PassError(f"lower: op {op.id} retires {op.group}, which is not in flight")
+    at = context.flying.index(op.group)
+    pending = len(context.flying) - at - 1
+    regs = [r for group in context.flying[: at + 1] for r in context.held[group]]
+    context.flying = context.flying[at + 1 :]
+    return {"pending": pending, "regs": regs}
+
+
+def row_expr(context: HopperContext, e: Expr) -> str:
+    """An expression over row values, for row ri."""
+    def spell(v: Expr) -> str:
+        value = context.values.get(v.name)
+        return f"{v.name}[ri]" if value is not None and value.fragment is Fragment.ROW else context.spell(v)
+
+    return Printer(spell, context.elems)(e)
+
+
+def st_matrix(context: HopperContext, op: o.StFrag) -> dict[str, Argument]:
+    value, buffer = context.value_of(op.src), context.buffer(op.dst)
+    scale = {f"row{k}": f"{op.scaled}[{k}]" if op.scaled else "1.0f" for k in range(2)}
+    return {
+        "dst": context.address(op.dst), "src": op.src.name, "pack": f"pack_{buffer.elem.value}x2", "scale": scale,
+        "pairs": value.cols // 16, "slab_bytes": buffer.layout.rows * buffer.layout.pitch,
+    }  # fmt: skip
+
+
