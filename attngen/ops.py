@@ -242,7 +242,7 @@ def _fake(
 
 
 _library = torch.library.Library("attngen", "DEF")
-_library.define("forward(Tensor q, Tensor k, Tensor v, Tensor[] captures, str key, float scale) -> (Tensor, Tensor)")
+_library.define("forward(Tensor q, Tensor k, Tensor v, Tensor[] captures, str key, float scale) -> (Tensor out, Tensor lse)")
 _library.impl("forward", _forward, "CompositeExplicitAutograd")
 _library.impl("forward", _autograd, "Autograd")
 torch.library.register_fake("attngen::forward", _fake, lib=_library)

@@ -5,7 +5,7 @@ alone decides the key, so the key is looked up by it; and torch.compile, which f
 objects, sees every tensor as an input of the graph and guards every number.
 
 torch.compile cannot follow how a user's function is traced. That happens beside it (`_constant`), and what the function
-reads is read once more where it looks (`_guard`)."""
+reads is read once more where it looks (`_read_again`)."""
 
 from __future__ import annotations
 
@@ -30,12 +30,19 @@ _TENSOR = "tensor"  # the head of a tensor's structure; that of a mask or score 
 
 @dataclass(frozen=True)
 class Prepared:
-    """`order`: for each captured tensor its number among those that `split` found; from `len` of these on, among
-    `functions`: the tensors that the user's functions read."""
+    """`order`: for each captured tensor its number among those of the description, those that `reads` finds in its
+    functions, and `made`, which the functions make themselves."""
 
     key: str
     order: tuple[int, ...]
-    functions: tuple[Tensor, ...] = ()
+    made: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What the functions of a description read, each by its number."""
+
+    items: tuple[tuple[int, Read], ...]
 
 
 _prepared: dict[Structure, Prepared] = {}
@@ -45,18 +52,20 @@ def prepare(spec: Attention, on: Target) -> tuple[str, list[Tensor]]:
     """The operator's key and captured tensors."""
     if torch.compiler.is_dynamo_compiling():
         tensors: list[Tensor] = []
-        found = _constant(split(spec, tensors), on.name)
-        _guard(spec)
+        functions: list[Callable[..., Any]] = []
+        structure = split(spec, tensors, functions)
+        found = _constant(structure, on.name)
+        _read_again(functions, tensors)
     elif spec.is_traced:
         return _key(spec, on), list(spec.tensors.values())
     else:
-        tensors = []
-        structure = split(spec, tensors)
-        if has_function(structure):  # what it reads may change between two calls
+        tensors, functions = [], []
+        structure = split(spec, tensors, functions)
+        if functions:  # what they read may change between two calls
             return _key(spec, on), list(spec.tensors.values())
         at = (structure, on.name)
         found = _prepared.get(at) or _prepared.setdefault(at, build(structure, on))
-    every = [*tensors, *found.functions]
+    every = [*tensors, *found.made]
     return found.key, [every[n] for n in found.order]
 
 
@@ -64,24 +73,26 @@ def _key(spec: Attention, on: Target) -> str:
     return ops.register(spec.variant, spec.shape_rules, on)
 
 
-def split(spec: Attention, tensors: list[Tensor]) -> Structure:
-    """The structure of a description; its tensors are appended to `tensors`."""
-    mask = None if spec.mask is None else _split(spec.mask, tensors)
-    scores = tuple([_split(s, tensors) for s in spec.scores])
+def split(spec: Attention, tensors: list[Tensor], functions: list[Callable[..., Any]]) -> Structure:
+    """The structure of a description; its tensors and functions are appended to the lists."""
+    mask = None if spec.mask is None else _split(spec.mask, tensors, functions)
+    scores = tuple([_split(s, tensors, functions) for s in spec.scores])
     sink = None if spec.sink is None else _leaf(spec.sink, tensors)
     return mask, scores, sink, spec.normalizer.value, spec.scale is None or spec.scale > 0
 
 
-def _split(node: Mask | Score, tensors: list[Tensor]) -> Structure:
+def _split(node: Mask | Score, tensors: list[Tensor], functions: list[Callable[..., Any]]) -> Structure:
     parts: list[Any] = [type(node)]
     for name in type(node).__match_args__:  # type: ignore[union-attr]  # the fields of a dataclass
         value = getattr(node, name)
         if isinstance(value, (Mask, Score)):
-            parts.append(_split(value, tensors))
+            parts.append(_split(value, tensors, functions))
         elif isinstance(value, Tensor):
             parts.append(_leaf(value, tensors))
         else:
             parts.append(value)
+    if isinstance(node, (MaskFunction, ScoreFunction)):
+        functions.append(node.fn)
     return tuple(parts)
 
 
@@ -96,16 +107,6 @@ def _leaf(tensor: Tensor, tensors: list[Tensor]) -> Structure:
     return _TENSOR, n, tensor.dtype, tuple([bool(size == 1) for size in tensor.shape])
 
 
-def has_function(structure: Structure) -> bool:
-    """Whether a user's function is part of it."""
-    if structure and structure[0] == _TENSOR:
-        return False
-    return any(
-        has_function(part) if isinstance(part, tuple) else callable(part) and not isinstance(part, type)
-        for part in structure
-    )
-
-
 def build(structure: Structure, on: Target) -> Prepared:
     """Traces a description of this structure, with tensors of its types in place of the real ones."""
     stand_ins: dict[int, Tensor] = {}
@@ -118,13 +119,17 @@ def build(structure: Structure, on: Target) -> Prepared:
         normalizer=normalizer,
     )
     key = _key(spec, on)
-    number = {id(t): n for n, t in stand_ins.items()}
-    order, functions = [], list[Tensor]()
+    functions: list[Callable[..., Any]] = []
+    split(spec, [], functions)
+    given = [stand_ins[n] for n in range(len(stand_ins))]
+    given += [r.value for _, r in _reads_of(*functions).items if isinstance(r.value, Tensor)]
+    order, made = [], list[Tensor]()
     for t in spec.tensors.values():
-        order.append(number.get(id(t), len(stand_ins) + len(functions)))
-        if id(t) not in number:
-            functions.append(t)
-    return Prepared(key, tuple(order), tuple(functions))
+        at = next((n for n, one in enumerate(given) if one is t), None)
+        order.append(len(given) + len(made) if at is None else at)
+        if at is None:
+            made.append(t)
+    return Prepared(key, tuple(order), tuple(made))
 
 
 def _build(structure: Structure, stand_ins: dict[int, Tensor]) -> Any:
@@ -151,26 +156,20 @@ def _constant(structure: Structure, on: str) -> Prepared:
     return build(structure, target(on))
 
 
-def _guard(node: Attention | Mask | Score) -> None:
-    """Reads what the functions of a description read: when a number or a tensor is replaced, torch.compile starts anew."""
-    if isinstance(node, Attention):
-        for part in (node.mask, *node.scores):
-            if part is not None:
-                _guard(part)
-    elif isinstance(node, (MaskFunction, ScoreFunction)):
-        for read in _reads(node.fn):
-            # in a function made inside the compiled one, torch.compile itself puts constants for its closure
-            value = follow(node.fn, read.path)
-            same = value is read.value if isinstance(value, Tensor) else value == read.value or value != value
-            if not same:
-                raise AssertionError("torch.compile and Python disagree on what a function reads")
-    else:
-        for name in type(node).__match_args__:
-            part = getattr(node, name)
-            if isinstance(part, (Mask, Score)):
-                _guard(part)
+def _read_again(functions: list[Callable[..., Any]], tensors: list[Tensor]) -> None:
+    """Reads what the functions of a description read. So torch.compile guards the numbers, and takes the tensors, which
+    are appended to `tensors`, from where the functions take them."""
+    if functions:
+        for n, read in _constant_reads(*functions).items:
+            value = follow(functions[n], read.path)
+            if isinstance(value, Tensor):
+                tensors.append(value)
+            elif value != read.value:
+                raise AssertionError(f"torch.compile reads {value!r} where tracing read {read.value!r}")
 
 
-@torch._dynamo.assume_constant_result
-def _reads(fn: Callable[..., Any]) -> tuple[Read, ...]:
-    return reads(fn)
+def _reads_of(*functions: Callable[..., Any]) -> Reads:
+    return Reads(tuple((n, read) for n, fn in enumerate(functions) for read in reads(fn)))
+
+
+_constant_reads = torch._dynamo.assume_constant_result(_reads_of)

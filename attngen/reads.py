@@ -11,22 +11,23 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import Enum
 from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import torch
 
 
-class Step(Enum):
-    CELL = "cell"  # of a closure, by number
-    DEFAULT = "default"  # of a parameter, by number
-    MODULE = "module"  # by name
-    ATTRIBUTE = "attribute"
-    ITEM = "item"  # of a list, tuple or dict
+class Step:
+    """Kinds of steps. Plain numbers: torch.compile cannot guard members of an Enum where they come from a constant."""
+
+    CELL = 0  # of a closure, by number
+    DEFAULT = 1  # of a parameter, by number
+    MODULE = 2  # by name
+    ATTRIBUTE = 3
+    ITEM = 4  # of a list, tuple or dict
 
 
-Path = tuple[tuple[Step, Any], ...]
+Path = tuple[tuple[int, Any], ...]
 
 NUMBERS = (bool, int, float, str, type(None))
 _DEPTH = 5
@@ -130,13 +131,13 @@ def follow(fn: Any, path: Path) -> Any:
     """The value at the end of a path. Written for torch.compile, which follows it and guards each step."""
     value = fn
     for step, name in path:
-        if step is Step.CELL:
+        if step == Step.CELL:
             value = value.__closure__[name].cell_contents
-        elif step is Step.DEFAULT:
+        elif step == Step.DEFAULT:
             value = value.__defaults__[name]
-        elif step is Step.MODULE:
+        elif step == Step.MODULE:
             value = sys.modules[name]
-        elif step is Step.ITEM:
+        elif step == Step.ITEM:
             value = value[name]
         else:
             value = getattr(value, name)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from attngen import execute
-from attngen.arguments import bind, workspaces
 from attngen.config import Config
 from attngen.emulator import Mode
 from attngen.kernel import Kernel, kernel_for
@@ -95,18 +94,8 @@ def run_mode(
     kernel = compiled(spec, q, k, v, config)
     out = q.new_full((*q.shape[:3], v.size(3)), float("nan"))
     lse = torch.full(q.shape[:3] if kernel.has_lse else (0,), float("nan"))
-    sizes = {
-        "batch": q.size(0),
-        "heads": q.size(1),
-        "group": q.size(1) // k.size(1),
-        "seqlen_q": q.size(2),
-        "seqlen_k": k.size(2),
-    }
     with poisoned():
-        work = workspaces(kernel.schedule, sizes, q.device)
-    tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **spec.tensors, **work}
-    for launch in bind(kernel.schedule, tensors, {**sizes, "scale": spec.scale_for(q.size(3))}):
-        execute.emulate(kernel, launch, tensors, mode, seed)
+        execute.run_into(kernel, q, k, v, spec.tensors, spec.scale_for(q.size(3)), out, lse, mode, seed)
     return out, lse
 
 

@@ -13,8 +13,30 @@ from attngen.expr import DType, Expr, Op, const, make, var
 from attngen.ir import ops as o
 from attngen.ir.ops import Heads, ReduceKind, Ref, Scope, Stmt
 from attngen.ir.schedule import (
-    Access, Barrier, Block, Buffer, Classes, Cursor, Elem, Fact, Guard, Item, Kernel, Order, OrderRing, Range, Ring,
-    Role, ScalarArg, Schedule, Step, TensorArg, Tiles, Value, Work, WorkSource,
+    Access,
+    Barrier,
+    Block,
+    Buffer,
+    Classes,
+    Cursor,
+    Elem,
+    Fact,
+    Guard,
+    Item,
+    Kernel,
+    Order,
+    OrderRing,
+    Range,
+    Ring,
+    Role,
+    ScalarArg,
+    Schedule,
+    Step,
+    TensorArg,
+    Tiles,
+    Value,
+    Work,
+    WorkSource,
 )  # fmt: skip
 from attngen.layout import Fragment, SmemLayout, Swizzle
 
@@ -162,7 +184,7 @@ def broken(old: str, new: str) -> tuple[str, int]:
         ("S9 cp_commit", "   S9 cp_commit", "indentation"),
         ("S9 cp_commit", "    S9 cp_commit", "more than one level"),
         ("let n = count - 1 - t", "let n : count - 1 - t", "statement"),
-        ("block epilogue", "value epilogue fragment=row dtype=f32 rows=1 cols=0", "does not belong"),
+        ("let masked = count - full", "range cls=masked end={count}", "does not belong"),
     ],
 )
 def test_errors_name_the_line(old: str, new: str, words: str) -> None:

@@ -51,7 +51,7 @@ def names(case: Case) -> Iterator[Finding]:
             if bar is not None and bar.name not in bars:
                 yield Finding("names", f"{bar.name} is no barrier; there are {_list(bars)}", op.id)
             for ref in references(op):
-                if ref is not bar and ref.name not in values and ref.name not in case.buffers:
+                if ref != bar and ref.name not in values and ref.name not in case.buffers:
                     yield Finding("names", f"{ref.name} is neither a buffer nor a value of role {role.name}", op.id)
             if isinstance(op, o.StFrag) and op.scaled and op.scaled not in values:
                 yield Finding("names", f"{op.scaled} is no value of role {role.name}", op.id)

@@ -18,13 +18,16 @@ def peak(walked: Walk) -> tuple[int, str]:
     """Registers of accumulators and A fragments at the fullest point of a walk, and the op there."""
     values = {v.name: v for v in walked.role.values if v.fragment in (Fragment.ACC, Fragment.OPA)}
     size = {name: v.registers // v.copies for name, v in values.items()}
+    held: dict[int, set[Cell]] = {}  # position of a wait for a group -> what the group holds until then
+    issued: dict[str, set[Cell]] = {}
+    for k, event in enumerate(walked.events):
+        if isinstance(event.op, o.Wgmma):
+            issued.setdefault(event.op.group, set()).update(cells(event, (event.op.d, event.op.a), values))
+        elif isinstance(event.op, o.Retire):
+            held[k] = issued.pop(event.op.group, set())
     live: set[Cell] = set()
     best, at = 0, ""
-    pending: dict[str, set[Cell]] = {}
-    for event in walked.events:  # operands of a group stay alive until it is retired
-        if isinstance(event.op, o.Wgmma):
-            pending.setdefault(event.op.group, set()).update(cells(event, (event.op.d, event.op.a), values))
-    for event in reversed(walked.events):
+    for k, event in reversed(list(enumerate(walked.events))):
         op = event.op
         if op is None:
             continue
@@ -33,9 +36,7 @@ def peak(walked: Walk) -> tuple[int, str]:
         if total > best:
             best, at = total, op.id
         live -= written
-        live |= set(read_cells(event, values))
-        if isinstance(op, o.Retire):
-            live |= {c for c in pending.get(op.group, set()) if values[c[0]].copies == 1}
+        live |= set(read_cells(event, values)) | held.get(k, set())
     return best, at
 
 

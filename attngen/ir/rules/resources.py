@@ -86,7 +86,6 @@ def instructions(op: Op, role: Role) -> int:
     if isinstance(op, o.MmaSync):
         d = values.get(op.d.name)
         return 0 if d is None else d.rows // 16 * d.cols // 8 * 8 * 3 // 2
-    named = [values[r.name] for r in (*op.reads(), *op.writes()) if r.name in values]
     used = [values[r.name] for r in (*op.reads(), *op.writes()) if r.name in values]
     moved = max((v.registers // v.copies for v in used if v.fragment in (Fragment.ACC, Fragment.OPA)), default=0)
     if isinstance(op, o.Reduce | o.Fill | o.StFrag | o.LdFrag | o.RedAdd):
@@ -117,5 +116,5 @@ def code_size(case: Case) -> Iterator[Finding]:
     if total > case.target.instruction_cache:
         yield Finding(
             "code-size",
-            f"about {total} bytes of code; the instruction cache of {case.target.name} has {case.target.instruction_cache}",
+            f"about {total} bytes of code; the instruction cache holds {case.target.instruction_cache}",
         )
