@@ -62,9 +62,7 @@ def attention(
     return (out, lse) if spec.return_lse else out
 
 
-def _call(
-    spec: Attention, key: str, q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor]
-) -> tuple[Tensor, Tensor]:
+def _call(spec: Attention, key: str, q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor]) -> tuple[Tensor, Tensor]:
     # the operator checks both, too; here torch.compile meets them while it traces the user's line
     ops.reject_gradients([q, k, v, *captures], ["q", "k", "v", *["captured tensor"] * len(captures)])
     if q.dim() != 4 or q.size(3) == 0:

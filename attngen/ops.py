@@ -89,9 +89,7 @@ _entries: dict[str, Entry] = {}
 _plans: dict[tuple[object, ...], Plan] = {}
 
 
-def register(
-    variant: Variant, rules: tuple[ShapeRule, ...], target: Target, config: Config | None = None
-) -> str:
+def register(variant: Variant, rules: tuple[ShapeRule, ...], target: Target, config: Config | None = None) -> str:
     """The key of a description. Equal descriptions have the same key, in every process."""
     more = hashlib.sha256(repr((rules, config)).encode()).hexdigest()[:8]
     key = f"{variant.variant_key()}-{more}-{target.name}"
@@ -113,9 +111,7 @@ def entry(key: str) -> Entry:
 # ---- running -----------------------------------------------------------------------------------------------------
 
 
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], key: str, scale: float
-) -> tuple[Tensor, Tensor]:
+def _forward(q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], key: str, scale: float) -> tuple[Tensor, Tensor]:
     if not q.is_cuda:
         return _emulated(q, k, v, captures, key, scale)
     # what the plan depends on, and what its checks looked at
@@ -215,9 +211,7 @@ def reject_gradients(tensors: Sequence[Tensor], names: Sequence[str]) -> None:
                 )
 
 
-def _autograd(
-    q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], key: str, scale: float
-) -> tuple[Tensor, Tensor]:
+def _autograd(q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], key: str, scale: float) -> tuple[Tensor, Tensor]:
     tensors = (q, k, v, *captures)
     names = ("q", "k", "v", *(entry(key).names if captures else ()))
     reject_gradients(tensors, names)
@@ -232,9 +226,7 @@ def _autograd(
         return result
 
 
-def _fake(
-    q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], key: str, scale: float
-) -> tuple[Tensor, Tensor]:
+def _fake(q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], key: str, scale: float) -> tuple[Tensor, Tensor]:
     known = entry(key)
     known.check(q, k, v, captures)
     lse = q.new_empty(q.shape[:3] if known.has_lse else (0,), dtype=torch.float32)
@@ -242,7 +234,9 @@ def _fake(
 
 
 _library = torch.library.Library("attngen", "DEF")
-_library.define("forward(Tensor q, Tensor k, Tensor v, Tensor[] captures, str key, float scale) -> (Tensor out, Tensor lse)")
+_library.define(
+    "forward(Tensor q, Tensor k, Tensor v, Tensor[] captures, str key, float scale) -> (Tensor out, Tensor lse)"
+)
 _library.impl("forward", _forward, "CompositeExplicitAutograd")
 _library.impl("forward", _autograd, "Autograd")
 torch.library.register_fake("attngen::forward", _fake, lib=_library)

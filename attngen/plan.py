@@ -89,9 +89,7 @@ def _contiguous(shape: Sequence[int]) -> Layout:
     return tuple(shape), tuple(strides)
 
 
-def _step(
-    text: KernelText, loaded: LoadedKernel, shapes: dict[str, Layout], scalars: dict[str, int | float]
-) -> Step:
+def _step(text: KernelText, loaded: LoadedKernel, shapes: dict[str, Layout], scalars: dict[str, int | float]) -> Step:
     values: dict[str, int | float] = {s.name: scalars[s.name] for s in text.scalars}
     for t in text.tensors:
         shape, strides = shapes[t.name]

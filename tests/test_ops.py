@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -13,13 +12,17 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import attngen
-from attngen import ops
+from attngen import execute, ops, plan
+from attngen import kernel as kernel_module
+from attngen.arguments import bind, workspaces
 from attngen.errors import GradientError, SignatureError
+from attngen.params import packer
 from attngen.prepare import prepare
 from attngen.target import SM80
+from attngen.variants import Mask
 
 OLD_TORCH = tuple(int(x) for x in torch.__version__.split(".")[:2]) < (2, 11)
-needs_new_torch = pytest.mark.skipif(OLD_TORCH, reason="torch.compile before 2.11 cannot follow `&` of objects made inside")
+needs_new_torch = pytest.mark.skipif(OLD_TORCH, reason="torch.compile of this version does not follow `&` of objects")
 gpu = pytest.mark.gpu
 
 SLOPES = torch.tensor([0.5, 0.25])
@@ -142,7 +145,9 @@ def test_tangents_are_refused() -> None:
 # ---- torch.compile -----------------------------------------------------------------------------------------------
 
 
-def compiled(fn: Callable[..., Any], backend: str = "aot_eager") -> tuple[Callable[..., Any], CompileCounterWithBackend]:
+def compiled(
+    fn: Callable[..., Any], backend: str = "aot_eager"
+) -> tuple[Callable[..., Any], CompileCounterWithBackend]:
     torch._dynamo.reset()
     counter = CompileCounterWithBackend(backend)
     return torch.compile(fn, fullgraph=True, backend=counter), counter
@@ -155,7 +160,9 @@ OUTSIDE = {
 MASK = attngen.causal() & ~attngen.sliding_window(20)
 INSIDE: dict[str, Callable[..., Any]] = {
     "causal": lambda q, k, v: attngen.attention(q, k, v, mask=attngen.causal()),
-    "alibi": lambda q, k, v: attngen.attention(q, k, v, score=[attngen.softcap(5.0), attngen.alibi(SLOPES)], return_lse=True),
+    "alibi": lambda q, k, v: attngen.attention(
+        q, k, v, score=[attngen.softcap(5.0), attngen.alibi(SLOPES)], return_lse=True
+    ),
     "mask": lambda q, k, v: attngen.attention(q, k, v, mask=MASK),
     "functions": lambda q, k, v: attngen.attention(q, k, v, mask=blocks, score=from_table),
     "computed": lambda q, k, v: attngen.attention(q, k, v, score=attngen.alibi(q[0, :, 0, 0].float())),
@@ -192,7 +199,8 @@ def test_compile_marked_dynamic() -> None:
 @needs_new_torch
 def test_compile_combined_inside() -> None:
     def call(q: Tensor, k: Tensor, v: Tensor) -> Any:
-        return attngen.attention(q, k, v, mask=attngen.causal() & attngen.sliding_window(9) & blocks, score=lambda s, b, h, i, j: s * 2)
+        mask = attngen.causal() & attngen.sliding_window(9) & blocks
+        return attngen.attention(q, k, v, mask=mask, score=lambda s, b, h, i, j: s * 2)
 
     fn, counter = compiled(call)
     assert torch.equal(fn(*qkv()), call(*qkv()))
@@ -272,6 +280,37 @@ def test_nothing_keeps_tensors_alive() -> None:
     del q, k, v, slopes
     gc.collect()
     assert [ref() for ref in alive] == [None] * 4
+
+
+# ---- what is launched ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask", [attngen.causal(), attngen.document(torch.arange(65) // 30)], ids=str)
+def test_plan_passes_what_bind_passes(mask: Mask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan of a GPU call, made with a stand-in for the device, against the plain way to pack parameters."""
+    launched: list[tuple[int, int, bytes]] = []
+    monkeypatch.setattr(plan, "device_arch", lambda kernel, index: "sm_80")
+    monkeypatch.setattr(plan, "settled", lambda kernel, arch: kernel)
+    monkeypatch.setattr(plan, "load", lambda artifact, symbol, smem, device_index: symbol)
+    monkeypatch.setattr(kernel_module.Kernel, "artifact", lambda self, arch: arch)
+    monkeypatch.setattr(plan, "launch", lambda loaded, grid, threads, params: launched.append((grid, threads, params)))
+    q, k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in qkv())
+    spec = attngen.Attention(mask=mask, score=attngen.alibi(SLOPES), sink=torch.zeros(2))
+    kernel = attngen.compile(spec, head_dim=64).kernel
+    made = plan.plan(kernel, q, k, v, list(spec.tensors.values()), list(spec.tensors), 0.125)
+    out, lse = made.run(q, k, v, list(spec.tensors.values()))
+    assert out.stride() == q.stride() and lse.is_contiguous() and lse.shape == q.shape[:3]
+
+    scalars = execute.scalars_of(q, k, 0.125)
+    work = workspaces(kernel.schedule, {n: x for n, x in scalars.items() if isinstance(x, int)}, q.device)
+    tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **spec.tensors, **work}
+    wanted = bind(kernel.schedule, tensors, scalars)
+    assert len(launched) == len(wanted) == len(made.steps)
+    for (grid, threads, params), want in zip(launched, wanted, strict=True):
+        assert (grid, threads, len(params)) == (want.grid, want.kernel.threads, len(want.params))
+        layout, names = packer(want.kernel)
+        for name, one, other in zip(names, layout.unpack(params), layout.unpack(want.params), strict=True):
+            assert one == other or name in work  # a workspace is fresh in every call
 
 
 # ---- on a GPU ----------------------------------------------------------------------------------------------------
@@ -364,11 +403,3 @@ def test_gpu_empty(sizes: tuple[int, int, int]) -> None:
     torch.cuda.synchronize()
     assert out.shape == (b, 2, sq, 64) and lse.shape == (b, 2, sq)
     assert not out.any() and (lse == float("-inf")).all()
-
-
-def test_the_operator_is_one_function() -> None:
-    """The name the graph holds is the public one."""
-    assert isinstance(torch.ops.attngen, types.ModuleType)
-    assert str(torch.ops.attngen.forward.default._schema) == (
-        "attngen::forward(Tensor q, Tensor k, Tensor v, Tensor[] captures, str key, float scale) -> (Tensor out, Tensor lse)"
-    )

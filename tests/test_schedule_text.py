@@ -37,7 +37,7 @@ from attngen.ir.schedule import (
     Value,
     Work,
     WorkSource,
-)  # fmt: skip
+)
 from attngen.layout import Fragment, SmemLayout, Swizzle
 
 DATA = Path(__file__).parent / "data"
@@ -58,7 +58,7 @@ def test_comments_and_blank_lines_are_skipped() -> None:
     assert Schedule.parse(spread).print() == text
 
 
-# ---- generated schedules -------------------------------------------------------------------------------------------
+# ---- generated schedules ------------------------------------------------------------------------------------
 
 T, X = var("t", DType.I32), var("x", DType.F32)
 
@@ -94,18 +94,25 @@ bars = st.sampled_from([Ref(name="R.full", index=(const(0),)), Ref(name="R.free"
 def any_op(number: int) -> st.SearchStrategy[o.Op]:
     head = {"id": st.just(f"S{number}"), "note": notes, "only": st.sampled_from(["", "masked"]), "when": whens}
     return st.one_of(
-        st.builds(o.CpAsync, **head, dst=refs, src=st.just("k"), heads=st.sampled_from(Heads), row=exprs(), limit=exprs()),
+        st.builds(
+            o.CpAsync, **head, dst=refs, src=st.just("k"), heads=st.sampled_from(Heads), row=exprs(), limit=exprs()
+        ),
         st.builds(o.CpWait, **head, group=st.sampled_from(["K", "all"]), pending=st.integers(0, 3)),
         st.builds(o.MbarExpect, **head, bar=bars, bytes=st.integers(0, 99999)),
         st.builds(o.Open, **head, regs=st.lists(refs, max_size=3).map(tuple)),
         st.builds(o.Wgmma, **head, d=refs, a=refs, b=refs, group=st.just("g1"), zero=st.booleans()),
-        st.builds(o.Map, **head, over=refs, copies=st.lists(refs, max_size=2).map(tuple),
-                  body=st.lists(statements, min_size=1, max_size=3).map(tuple)),
+        st.builds(
+            o.Map,
+            **head,
+            over=refs,
+            copies=st.lists(refs, max_size=2).map(tuple),
+            body=st.lists(statements, min_size=1, max_size=3).map(tuple),
+        ),
         st.builds(o.Reduce, **head, kind=st.sampled_from(ReduceKind), dst=refs, src=refs),
         st.builds(o.Fill, **head, dst=refs, value=floats),
         st.builds(o.StFrag, **head, dst=refs, src=refs, scaled=st.sampled_from(["", "inv"])),
         st.builds(o.CtaSync, **head),
-    )  # fmt: skip
+    )
 
 
 @st.composite
@@ -125,32 +132,60 @@ def steps(draw: st.DrawFn, first: int) -> tuple[Step, ...]:
 def schedules(draw: st.DrawFn) -> Schedule:
     swizzle, rows = draw(st.sampled_from(list(Swizzle))), draw(st.sampled_from([16, 64]))
     buffers = tuple(
-        Buffer(name=n, elem=Elem.BF16, layout=SmemLayout(rows, 64, 2, swizzle), slots=draw(st.integers(1, 3)),
-               offset=draw(st.none() | st.integers(0, 9).map(lambda k: 1024 * k)))
+        Buffer(
+            name=n,
+            elem=Elem.BF16,
+            layout=SmemLayout(rows, 64, 2, swizzle),
+            slots=draw(st.integers(1, 3)),
+            offset=draw(st.none() | st.integers(0, 9).map(lambda k: 1024 * k)),
+        )
         for n in ("sA", "sB")
-    )  # fmt: skip
+    )
     tiles = Tiles(
-        var="t", start=draw(st.integers(0, 1)), unroll=draw(st.integers(1, 2)), classes=draw(st.sampled_from(Classes)),
+        var="t",
+        start=draw(st.integers(0, 1)),
+        unroll=draw(st.integers(1, 2)),
+        classes=draw(st.sampled_from(Classes)),
         ranges=(Range(cls="masked", end=draw(exprs())), Range(cls="full", end=var("seqlen_k", DType.I32))),
         lets=(Stmt(scope=Scope.ITEM, target="tile", value=make(Op.SUB, const(4), T)),),
         phase=(Stmt(scope=Scope.ITEM, target="p", value=make(Op.MOD, T, const(2))),),
-        step=draw(steps(0)), drain=draw(steps(20)),
-    )  # fmt: skip
+        step=draw(steps(0)),
+        drain=draw(steps(20)),
+    )
     role = Role(
-        name="math", first_warp=0, warps=4, regs=draw(st.integers(24, 255)), split=draw(st.integers(1, 2)),
-        single=draw(st.booleans()), exit=draw(steps(40)),
+        name="math",
+        first_warp=0,
+        warps=4,
+        regs=draw(st.integers(24, 255)),
+        split=draw(st.integers(1, 2)),
+        single=draw(st.booleans()),
+        exit=draw(steps(40)),
         values=tuple(Value(name=n, fragment=Fragment.ROW, dtype="f32", rows=16, cols=0) for n in ("x", "y", "inv")),
         item=Item(lets=(), body=(Block(name="first", ops=draw(steps(60))), tiles)),
-    )  # fmt: skip
-    ring = Ring(name="R", slots=2, full_arrivals=1, full_bytes=64, free_arrivals=4, cursor=draw(st.sampled_from(Cursor)),
-                buffers=("sA", "sB"), offset=None)  # fmt: skip
+    )
+    ring = Ring(
+        name="R",
+        slots=2,
+        full_arrivals=1,
+        full_bytes=64,
+        free_arrivals=4,
+        cursor=draw(st.sampled_from(Cursor)),
+        buffers=("sA", "sB"),
+        offset=None,
+    )
     kernel = Kernel(
-        name="k0", threads=128, min_ctas=draw(st.integers(1, 2)), buffers=buffers, roles=(role,), rings=(ring,),
+        name="k0",
+        threads=128,
+        min_ctas=draw(st.integers(1, 2)),
+        buffers=buffers,
+        roles=(role,),
+        rings=(ring,),
         work=Work(source=draw(st.sampled_from(WorkSource)), order=draw(st.sampled_from(Order)), block_m=64),
         tensors=(TensorArg(name="k", elem=Elem.BF16, rank=4, access=draw(st.sampled_from(Access))),),
         scalars=(ScalarArg(name="seqlen_k", dtype=DType.I32),),
-        orders=(OrderRing(name="tc", members=2, first=1, threads=256),), barriers=(Barrier(name="bar", first=3, threads=64),),
-    )  # fmt: skip
+        orders=(OrderRing(name="tc", members=2, first=1, threads=256),),
+        barriers=(Barrier(name="bar", first=3, threads=64),),
+    )
     facts = (Fact(subject="why", text="because: of this"),)
     return Schedule(name="m", target="sm90", kernels=(kernel,), facts=draw(st.sampled_from([(), facts])))
 
@@ -161,7 +196,7 @@ def test_any_schedule_reads_back(schedule: Schedule) -> None:
     assert Schedule.parse(schedule.print()) == schedule
 
 
-# ---- errors --------------------------------------------------------------------------------------------------------
+# ---- errors -------------------------------------------------------------------------------------------------
 
 
 def broken(old: str, new: str) -> tuple[str, int]:

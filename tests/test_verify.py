@@ -39,7 +39,7 @@ def rules(schedule: Schedule) -> dict[str, set[str | None]]:
     return found
 
 
-# ---- right ones ------------------------------------------------------------------------------------------------------
+# ---- right ones ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [SM80_FWD, SM90_FWD, BWD])
@@ -64,7 +64,7 @@ def test_the_error_names_rule_and_op() -> None:
     assert "group K" in str(caught.value)
 
 
-# ---- one change, one rule ----------------------------------------------------------------------------------------------
+# ---- one change, one rule -----------------------------------------------------------------------------------
 
 Edits = tuple[tuple[str, str], ...]
 
@@ -122,10 +122,25 @@ SM90_RULES: list[tuple[str, str, str | None, Edits]] = [
     # what is in flight
     (SM90_FWD, "in-flight", None, (("            S19 retire group=g2\n", ""),)),
     (SM90_FWD, "in-flight", "S17", (("touches=(rS;rP[k];s;r;l;a;x)", "touches=(rS;rP[k];rO;s;r;l;a;x)"),)),
-    (SM90_FWD, "in-flight", "S17", (("              G1 reduce", "              G0 mbar_wait bar=V.full[v]\n              G1 reduce"),)),
-    (SM90_FWD, "in-flight", "S17", (("copies=(rP[k])\n                row e", "copies=(rP[v])\n                row e"),)),
+    (
+        SM90_FWD,
+        "in-flight",
+        "S17",
+        (("              G1 reduce", "              G0 mbar_wait bar=V.full[v]\n              G1 reduce"),),
+    ),
+    (
+        SM90_FWD,
+        "in-flight",
+        "S17",
+        (("copies=(rP[k])\n                row e", "copies=(rP[v])\n                row e"),),
+    ),
     (SM90_FWD, "touches", "S17", (("touches=(rS;rP[k];s;r;l;a;x)", "touches=(rS;rP[k];s;r;l;a)"),)),
-    (BWD, "in-flight", "B11", (("            B10 retire group=g1\n", ""), ("B12 map", "B10 retire group=g1\n            B12 map"))),
+    (
+        BWD,
+        "in-flight",
+        "B11",
+        (("            B10 retire group=g1\n", ""), ("B12 map", "B10 retire group=g1\n            B12 map")),
+    ),
     (SM90_FWD, "registers-in-flight", "S15", (("            S11 retire group=g1\n", ""),)),
     # fences and groups
     (SM90_FWD, "open", "P5", (("          P4 open\n", ""),)),
@@ -135,19 +150,61 @@ SM90_RULES: list[tuple[str, str, str | None, Edits]] = [
     (SM90_FWD, "groups", "S11", (("S11 retire group=g1", "S11 retire group=g3"),)),
     (SM90_FWD, "groups", "S9", (("S9 commit group=g2", "S9 commit group=g1"),)),
     # rings
-    (SM90_FWD, "release", "S12", (("S11 retire group=g1\n            S12 mbar_arrive bar=K.free[k]",
-                                   "S12 mbar_arrive bar=K.free[k]\n            S11 retire group=g1"),)),
+    (
+        SM90_FWD,
+        "release",
+        "S12",
+        (
+            (
+                "S11 retire group=g1\n            S12 mbar_arrive bar=K.free[k]",
+                "S12 mbar_arrive bar=K.free[k]\n            S11 retire group=g1",
+            ),
+        ),
+    ),
     (SM90_FWD, "release", "S20", (("S20 mbar_arrive bar=V.free[v]", "S20 mbar_arrive bar=V.free[k]"),)),
     (SM90_FWD, "release", "P1", (("          P11 mbar_arrive when={n == 0} bar=Q.free\n", ""),)),
     (SM90_FWD, "ring-read", "S8", (("            S6 mbar_wait bar=V.full[v]\n", ""),)),
     (SM90_FWD, "fill", "L3", (("            L2 mbar_expect bar=K.full[slot] bytes=32768\n", ""),)),
-    (SM90_FWD, "bytes", "L2", (("L2 mbar_expect bar=K.full[slot] bytes=32768", "L2 mbar_expect bar=K.full[slot] bytes=16384"),)),
-    (SM90_FWD, "bytes", None, (("ring K slots=2 full_arrivals=1 full_bytes=32768", "ring K slots=2 full_arrivals=1 full_bytes=32760"),)),
-    (BWD, "fill", "L5", (("            L8 bulk_load dst=sLse[slot] src=lse2 at={m * 64} bytes=256 bar=Q.full[slot]\n", ""),)),
-    (SM90_FWD, "arrivals", None, (("ring K slots=2 full_arrivals=1 full_bytes=32768 free_arrivals=8",
-                                   "ring K slots=2 full_arrivals=1 full_bytes=32768 free_arrivals=4"),)),
-    (SM90_FWD, "arrivals", None, (("ring V slots=2 full_arrivals=1 full_bytes=32768 free_arrivals=8",
-                                   "ring V slots=2 full_arrivals=1 full_bytes=32768 free_arrivals=9"),)),
+    (
+        SM90_FWD,
+        "bytes",
+        "L2",
+        (("L2 mbar_expect bar=K.full[slot] bytes=32768", "L2 mbar_expect bar=K.full[slot] bytes=16384"),),
+    ),
+    (
+        SM90_FWD,
+        "bytes",
+        None,
+        (("ring K slots=2 full_arrivals=1 full_bytes=32768", "ring K slots=2 full_arrivals=1 full_bytes=32760"),),
+    ),
+    (
+        BWD,
+        "fill",
+        "L5",
+        (("            L8 bulk_load dst=sLse[slot] src=lse2 at={m * 64} bytes=256 bar=Q.full[slot]\n", ""),),
+    ),
+    (
+        SM90_FWD,
+        "arrivals",
+        None,
+        (
+            (
+                "ring K slots=2 full_arrivals=1 full_bytes=32768 free_arrivals=8",
+                "ring K slots=2 full_arrivals=1 full_bytes=32768 free_arrivals=4",
+            ),
+        ),
+    ),
+    (
+        SM90_FWD,
+        "arrivals",
+        None,
+        (
+            (
+                "ring V slots=2 full_arrivals=1 full_bytes=32768 free_arrivals=8",
+                "ring V slots=2 full_arrivals=1 full_bytes=32768 free_arrivals=9",
+            ),
+        ),
+    ),
     (SM90_FWD, "deadlock", None, (("ring V slots=2 full_arrivals=1", "ring V slots=2 full_arrivals=2"),)),
     (SM90_FWD, "trip-count", None, (("range cls=all end={n_end}", "range cls=all end={n_end - 1}"),)),
     (SM90_FWD, "trip-count", None, (("range cls=full end={n_end}", "range cls=full end={n_end + w}"),)),
@@ -167,7 +224,7 @@ SM90_RULES: list[tuple[str, str, str | None, Edits]] = [
     (BWD, "race", "B23", (("            B21 sync bar=dS threads=256\n", ""),)),
     (BWD, "release", "R8", (("            R7 bulk_retire pending=1 until=read\n", ""),)),
     (BWD, "registers", None, (("first_warp=4 warps=8 regs=240", "first_warp=4 warps=8 regs=216"),)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "rule", "op", "edits"), [*GENERAL, *SM80_RULES, *SM90_RULES])
@@ -193,39 +250,29 @@ def test_a_workspace_is_written_before_it_is_read() -> None:
     assert "outputs" in rules(dataclasses.replace(schedule, kernels=schedule.kernels[1:]))
 
 
-# ---- every op deleted, every pair swapped ------------------------------------------------------------------------------
-
-ORDER = (
-    "cp_wait",
-    "cp_commit",
-    "cta_sync",
-    "mbar_",
-    "open",
-    "commit",
-    "retire",
-    "proxy",
-    "sync",
-    "enter",
-    "leave",
-    "expect",
-)
+# ---- every op deleted, every pair swapped -------------------------------------------------------------------
 
 # Mutants that no rule can find: what is computed changes and its order does not (the emulator sees these), or nothing
 # changes at all.
 MISSED = {
     SM80_FWD: {
         "delete P2 ",  # Q and K in one group
-        "delete S10 ", "delete S15 ",  # the mask, the correction of O: arithmetic
+        "delete S10 ",
+        "delete S15 ",  # the mask, the correction of O: arithmetic
     },
     SM90_FWD: {
-        "delete P12 ", "delete S14 ", "delete S18 ", "delete S21 ",  # masks, the sum, the correction of O: arithmetic
-        "delete G1 ", "delete G3 ", "delete G4 ",  # parts of the rare redo: arithmetic
+        "delete P12 ",
+        "delete S14 ",
+        "delete S21 ",  # masks, the correction of O: arithmetic
+        "delete G1 ",
+        "delete G3 ",
+        "delete G4 ",  # parts of the rare redo: arithmetic
     },
     BWD: {
         "delete B11 ",  # the mask: arithmetic
         "delete R11 ",  # the end of the kernel waits for stores whose sources have been read
     },
-}  # fmt: skip
+}
 
 
 def _missed(name: str, kind: str) -> list[str]:
@@ -252,11 +299,20 @@ def test_swapped_ops_of_sm80() -> None:
     missed = [m.removeprefix("swap ").split(" <-> ") for m in _missed(SM80_FWD, "swap")]
     pairs = {(one.split()[0], two.split()[0]) for one, two in missed}
     assert pairs == {
-        ("P1", "P2"), ("P2", "P3"),  # which group Q is in
-        ("P4", "P5"), ("P5", "P6"), ("P6", "P7"), ("S4", "S5"), ("S5", "S6"), ("S9", "S10"), ("S14", "S15"),
-        ("E2", "E3"), ("E5", "E6"),  # nothing in common
-        ("S10", "S11"), ("S15", "S16"),  # arithmetic: the maximum before the mask, the correction after the product
-    }  # fmt: skip
+        ("P1", "P2"),
+        ("P2", "P3"),  # which group Q is in
+        ("P4", "P5"),
+        ("P5", "P6"),
+        ("P6", "P7"),
+        ("S4", "S5"),
+        ("S5", "S6"),
+        ("S9", "S10"),
+        ("S14", "S15"),
+        ("E2", "E3"),
+        ("E5", "E6"),  # nothing in common
+        ("S10", "S11"),
+        ("S15", "S16"),  # arithmetic: the maximum before the mask, the correction after the product
+    }
 
 
 def test_mutants_are_schedules() -> None:
@@ -269,7 +325,7 @@ def test_mutants_are_schedules() -> None:
         assert Schedule.parse(m.schedule.print()) == m.schedule
 
 
-# ---- targets -----------------------------------------------------------------------------------------------------------
+# ---- targets ------------------------------------------------------------------------------------------------
 
 
 def test_targets() -> None:

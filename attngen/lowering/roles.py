@@ -10,7 +10,7 @@ from attngen.ir.text import describe
 from attngen.layout import Fragment
 from attngen.lowering.control import lets
 from attngen.lowering.ops import calls
-from attngen.lowering.phases import at_phase, phase_values
+from attngen.lowering.phases import Values, at_phase, phase_values
 from attngen.lowering.sm90 import BASE, HopperContext, hopper_calls
 from attngen.params import fields
 from attngen.render import call, environment
@@ -27,7 +27,7 @@ def op_lines(context: HopperContext, op: o.Op) -> list[str]:
     return lines
 
 
-def step_lines(context: HopperContext, steps: Sequence[Step], cls: str, values: dict[object, object]) -> list[str]:
+def step_lines(context: HopperContext, steps: Sequence[Step], cls: str, values: Values) -> list[str]:
     """A straight line of ops and guards of one class, with slots and copies as numbers."""
     lines: list[str] = []
     context.flying = []  # no group is in flight across an edge
@@ -35,7 +35,7 @@ def step_lines(context: HopperContext, steps: Sequence[Step], cls: str, values: 
         if step.only and step.only != cls:
             continue
         lines.append(f"// {describe(step)}")
-        bound = at_phase(step, values)  # type: ignore[arg-type]
+        bound = at_phase(step, values)
         if isinstance(bound, Guard):
             inner: list[str] = []
             for op in bound.body:
@@ -59,25 +59,22 @@ def tiles_lines(context: HopperContext, node: Tiles) -> list[str]:
             for r in node.ranges
         ]
         return call(context.target, "tiles", {"var": node.var, "start": node.start, "ranges": ranges})
-    ranges_drained = []
+    drained = []
     for k, r in enumerate(node.ranges):
-        phases = []
-        for phase in range(node.unroll):
-            values = dict(phase_values(node, phase))
-            phases.append({
-                "step": indented([*head, *step_lines(context, node.step, r.cls, values)], 4),
-                "drain": indented(step_lines(context, node.drain, r.cls, values), 4),
+        body: list[str] = []
+        for number in range(node.unroll):
+            values = phase_values(node, number)
+            body += call(context.target, "phase", {
+                "var": node.var, "total": total, "drain": step_lines(context, node.drain, r.cls, values),
+                "step": [*head, *step_lines(context, node.step, r.cls, values)],
             })  # fmt: skip
         condition = "true" if k + 1 == len(node.ranges) else f"{node.var} < {context.expr(r.end)}"
-        ranges_drained.append({"cls": r.cls, "condition": condition, "phases": phases})
-    return call(
-        context.target, "tiles_drained",
-        {"var": node.var, "start": node.start, "total": total, "ranges": ranges_drained},
-    )  # fmt: skip
+        drained.append({"cls": r.cls, "condition": condition, "body": indented(body)})
+    return call(context.target, "tiles_drained", {"var": node.var, "start": node.start, "ranges": drained})
 
 
-def indented(lines: Sequence[str], by: int = 2) -> str:
-    return "\n".join(" " * by + line for line in lines)
+def indented(lines: Sequence[str]) -> str:
+    return "\n".join("  " + line for line in lines)
 
 
 def role_lines(context: HopperContext, role: Role) -> list[str]:
@@ -95,9 +92,11 @@ def role_lines(context: HopperContext, role: Role) -> list[str]:
     rings = [
         r for r in context.kernel.orders if any(isinstance(s, o.Enter) and s.ring == r.name for s in steps_of(role))
     ]
-    lines += [f"if (w == {r.members - 1}) named_arrive({r.first}, {r.threads});" for r in rings]
+    for r in rings:
+        lines += call(context.target, "ring_armed", {"last": r.members - 1, "bar": r.first, "threads": r.threads})
     lines += call(context.target, "items", {"lets": lets(context, role.item.lets), "body": body})
-    lines += [f"if (w == 0) named_sync({r.first}, {r.threads});" for r in rings]
+    for r in rings:
+        lines += call(context.target, "ring_closed", {"bar": r.first, "threads": r.threads})
     lines += step_lines(context, role.exit, "", {})
     if role.single:
         first = f"thread_id() == {32 * role.first_warp}"
@@ -129,7 +128,7 @@ def kernel_with_roles(schedule: Schedule, kernel: Kernel) -> list[str]:
             "setreg": setreg, "regs": role.regs, "lines": role_lines(HopperContext(schedule, kernel, role), role),
         })  # fmt: skip
         first, last = role.first_warp // WARPS_A_GROUP, (role.first_warp + role.warps) // WARPS_A_GROUP
-        roles.append({"name": role.name, "first": str(first), "last": str(last), "body": indented(lines, 2)})
+        roles.append({"name": role.name, "first": str(first), "last": str(last), "body": indented(lines)})
     text = str(environment().get_template(f"ops/{schedule.target}.jinja").module.kernel_roles(  # type: ignore[attr-defined]
         name=kernel.name, threads=kernel.threads, params=[f.declaration for f in fields(kernel)],
         asserts=[f'static_assert(sizeof({kernel.name}_params) <= 4096, "parameters exceed what a launch can pass");'],

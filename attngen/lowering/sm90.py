@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from attngen.cprint import Printer
 from attngen.errors import PassError
 from attngen.expr import Expr
@@ -80,7 +78,7 @@ class HopperContext(RoleContext):
 
     def parity(self, bar: Ref) -> tuple[str, str]:
         """(expected parity, bit to flip) of a wait; the first wait for a free slot passes at once."""
-        ring, side = self.ring_of(bar)
+        _, side = self.ring_of(bar)
         first = self.bits[bar.name]
         known = not bar.index or bar.index[0].op is ExprOp.CONST
         bit = (
@@ -176,56 +174,63 @@ def wgmma(context: HopperContext, op: o.Wgmma) -> tuple[str, dict[str, Argument]
 # ---- the table -----------------------------------------------------------------------------------------------------
 
 
-def hopper_calls(context: HopperContext, op: Op) -> Iterator[tuple[str, dict[str, Argument]]] | None:
+Call = tuple[str, dict[str, Argument]]
+
+
+def one(macro: str, /, **arguments: Argument) -> list[Call]:
+    return [(macro, arguments)]
+
+
+def hopper_calls(context: HopperContext, op: Op) -> list[Call] | None:
     """Macro calls of an op that only this target has; None: a common op."""
     kind = kind_of(type(op))
     match op:
         case o.MbarWait():
             parity, flip = context.parity(op.bar)
-            return iter([(kind, {"bar": context.barrier(op.bar), "parity": parity, "flip": flip})])
+            return one(kind, bar=context.barrier(op.bar), parity=parity, flip=flip)
         case o.MbarArrive():
-            macro = kind if context.role.single else "mbar_arrive_warp"
-            return iter([(macro, {"bar": context.barrier(op.bar)})])
+            return one(kind if context.role.single else "mbar_arrive_warp", bar=context.barrier(op.bar))
         case o.MbarExpect():
-            return iter([(kind, {"bar": context.barrier(op.bar), "bytes": op.bytes})])
+            return one(kind, bar=context.barrier(op.bar), bytes=op.bytes)
         case o.TmaLoad():
-            boxes = slabs(context, op.dst)
-            head = "h" if op.heads is Heads.Q else "hkv"
-            return iter([(kind, {"boxes": boxes, "map": f"{op.src}_map", "bar": context.barrier(op.bar),
-                                 "row": context.expr(op.row), "head": head})])  # fmt: skip
+            return one(kind, boxes=slabs(context, op.dst), map=f"{op.src}_map", bar=context.barrier(op.bar),
+                       row=context.expr(op.row), head=head_of(op.heads))  # fmt: skip
         case o.TmaStore():
-            head = "h" if op.heads is Heads.Q else "hkv"
-            return iter([(kind, {"boxes": slabs(context, op.src), "map": f"{op.dst}_map", "row": context.expr(op.row),
-                                 "head": head})])  # fmt: skip
+            return one(kind, boxes=slabs(context, op.src), map=f"{op.dst}_map", row=context.expr(op.row),
+                       head=head_of(op.heads))  # fmt: skip
         case o.BulkCommit() | o.Proxy():
-            return iter([(kind, {})])
+            return one(kind)
         case o.BulkRetire():
             wait = "bulk_wait_read" if op.until is Completion.READ else "bulk_wait"
-            return iter([(kind, {"wait": wait, "pending": op.pending})])
+            return one(kind, wait=wait, pending=op.pending)
         case o.Enter() | o.Leave():
-            return iter([(kind, order(context, op))])
+            return [(kind, order(context, op))]
         case o.Sync():
             barrier = next(x for x in context.kernel.barriers if x.name == op.bar.name)
             at = f"{barrier.first} + {context.expr(op.bar.index[0])}" if op.bar.index else str(barrier.first)
-            return iter([(kind, {"bar": at, "threads": barrier.threads})])
+            return one(kind, bar=at, threads=barrier.threads)
         case o.Open():
-            return iter([(kind, {"regs": [context.c_name(r) for r in op.regs]})])
+            return one(kind, regs=[context.c_name(r) for r in op.regs])
         case o.Wgmma():
             registers = [op.d, *([op.a] if op.a.name in context.values else [])]
-            context.held[op.group] = [context.c_name(r) for r in registers]
-            return iter([wgmma(context, op)])
+            context.held.setdefault(op.group, []).extend(context.c_name(r) for r in registers)
+            return [wgmma(context, op)]
         case o.Commit():
             context.flying.append(op.group)
-            return iter([(kind, {})])
+            return one(kind)
         case o.Retire():
-            return iter([(kind, retire(context, op))])
+            return [(kind, retire(context, op))]
         case o.Vote():
             rows = next(v.rows for v in context.values.values() if v.fragment is Fragment.ROW) // 8
-            return iter([(kind, {"dst": op.dst.name, "rows": rows, "pred": row_expr(context, op.pred)})])
+            return one(kind, dst=op.dst.name, rows=rows, pred=row_expr(context, op.pred))
         case o.StFrag():
-            return iter([("st_matrix", st_matrix(context, op))])
+            return [("st_matrix", st_matrix(context, op))]
         case _:
             return None
+
+
+def head_of(heads: Heads) -> str:
+    return "h" if heads is Heads.Q else "hkv"
 
 
 def slabs(context: HopperContext, ref: Ref) -> list[dict[str, str]]:
@@ -254,7 +259,7 @@ def retire(context: HopperContext, op: o.Retire) -> dict[str, Argument]:
         raise PassError(f"lower: op {op.id} retires {op.group}, which is not in flight")
     at = context.flying.index(op.group)
     pending = len(context.flying) - at - 1
-    regs = [r for group in context.flying[: at + 1] for r in context.held[group]]
+    regs = list(dict.fromkeys(r for group in context.flying[: at + 1] for r in context.held.pop(group)))
     context.flying = context.flying[at + 1 :]
     return {"pending": pending, "regs": regs}
 
@@ -270,9 +275,9 @@ def row_expr(context: HopperContext, e: Expr) -> str:
 
 def st_matrix(context: HopperContext, op: o.StFrag) -> dict[str, Argument]:
     value, buffer = context.value_of(op.src), context.buffer(op.dst)
-    scale = {f"row{k}": f"{op.scaled}[{k}]" if op.scaled else "1.0f" for k in range(2)}
+    scale = [f"{op.scaled}[{k}]" if op.scaled else "1.0f" for k in range(2)]
     return {
-        "dst": context.address(op.dst), "src": op.src.name, "pack": f"pack_{buffer.elem.value}x2", "scale": scale,
+        "dst": context.address(op.dst), "src": op.src.name, "pack": f"pack_{buffer.elem.value}x2", "scale0": scale[0], "scale1": scale[1],
         "pairs": value.cols // 16, "slab_bytes": buffer.layout.rows * buffer.layout.pitch,
     }  # fmt: skip
 
