@@ -60,8 +60,8 @@ class Levels:
         return self.verified.schedule
 
 
-def stages(variant: Variant, signature: Signature, target: Target, config: Config) -> Iterator[Stage]:
-    """The pipeline of targets with cp.async and mma.sync."""
+def tile_levels(variant: Variant, signature: Signature, config: Config) -> Iterator[Stage]:
+    """The passes above the schedule, the same for every target."""
     graph = textbook(variant)
     yield Stage("textbook", graph)
     # first, so that later passes see exp2 and constants, not the user's spelling
@@ -78,6 +78,14 @@ def stages(variant: Variant, signature: Signature, target: Target, config: Confi
     yield Stage("tile", program)
     program = place(program)
     yield Stage("place", program)
+
+
+def stages(variant: Variant, signature: Signature, target: Target, config: Config) -> Iterator[Stage]:
+    """The pipeline of targets with cp.async and mma.sync."""
+    above = tuple(tile_levels(variant, signature, config))
+    yield from above
+    program = above[-1].level
+    assert isinstance(program, Program)
     # order first, then how many copies the order keeps alive, then the barriers that both need, then addresses
     plan = schedule(program, target, signature.alignment == 16, facts(config, variant, signature, target))
     yield Stage("schedule", plan)

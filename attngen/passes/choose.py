@@ -5,8 +5,7 @@ Rules, in this order (each is printed by `explain`):
  1. A warp owns 32 rows where registers allow, else 16: each ldmatrix of K and V then feeds two MMAs, and shared-memory
     bandwidth (128 bytes a cycle) stays above what mma.sync consumes.
  2. Registers: accumulators O and S of a warp take rows/16 * (head_dim_v + block_n) / 2 a thread; 160 leave room for
-    fragments and addresses below 255; a user's score takes 8 of them, reading captured tensors in the loop 32,
-    copies through registers 8.
+    fragments and addresses below 255; a user's score takes 8 of them, reading captured tensors in the loop 32.
  3. Two CTAs an SM where shared memory allows it: one's softmax runs beside the other's MMAs.
  4. The widest block_n under 1 to 3, at most 128: fewer barriers a key."""
 
@@ -36,16 +35,16 @@ def smem(config: Config, signature: Signature) -> int:
     return 2 * max(tiles, config.block_m * dv)
 
 
-def budget(variant: Variant, signature: Signature) -> int:
+def budget(variant: Variant) -> int:
     """Registers a thread for the accumulators, less what this variant needs beside them."""
     indexed = [e for e in loads(variant.score, variant.mask) if variables(e) & {"i", "j"}]
     score = 32 if indexed else 8 if variant.score is not SCORE else 0
-    return ACCUMULATORS - score - (8 if signature.alignment < 16 else 0)
+    return ACCUMULATORS - score
 
 
 def candidates(variant: Variant, signature: Signature, target: Target) -> tuple[Config, ...]:
     """Legal configurations, best first."""
-    dv, registers = padded(signature.head_dim_v), budget(variant, signature)
+    dv, registers = padded(signature.head_dim_v), budget(variant)
     ranked: list[tuple[tuple[int, ...], Config]] = []
     for warp_rows in (32, 16):
         for block_n in (128, 112, 96, 80, 64, 48, 32):
@@ -69,7 +68,7 @@ def candidates(variant: Variant, signature: Signature, target: Target) -> tuple[
 def facts(config: Config, variant: Variant, signature: Signature, target: Target) -> tuple[Fact, ...]:
     dv = padded(signature.head_dim_v)
     registers = config.warp_rows // 16 * (dv + config.block_n) // 2
-    used, limit = smem(config, signature), budget(variant, signature)
+    used, limit = smem(config, signature), budget(variant)
     return (
         Fact(subject="block_m", text=f"{config.block_m} = {config.warps} warps x {config.warp_rows} rows: "
              + ("each ldmatrix of K and V feeds two MMAs" if config.warp_rows == 32

@@ -1,0 +1,99 @@
+"""The order of work of a persistent kernel: which CTA takes which row tile of which head, in which round.
+
+Items of one head, or of a section of heads whose keys and values fit the L2 cache, run at about the same time. Where
+row tiles differ in length (causal masks), the longest of a section come first and each goes to the CTA with the least
+work so far (longest processing time first, Graham 1969); the section size is the one with the least imbalance in that
+simulation. Otherwise items are dealt in turn."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from attngen.errors import PassError
+from attngen.expr import Expr, substitute
+from attngen.ir.schedule import Kernel, Tiles
+from attngen.ir.walk import integer, value
+
+SECTION_MEGABYTES = (6, 10, 16, 22, 28, 36)  # of keys and values in the L2 cache at once
+ITEM_KEYS = 200  # cost of an item beside its tiles, in keys: queries, first tile, output
+BETTER = 0.002  # a larger section has to gain this much balance
+
+Item = tuple[int, int, int]  # row tile, head, batch
+
+
+@dataclass(frozen=True)
+class WorkTable:
+    """`entries`: [rounds * ctas][4] of row tile, head, batch, 0; a negative row tile is no item."""
+
+    rounds: int
+    entries: tuple[int, ...]
+
+
+def tile_counts(kernel: Kernel, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Key tiles of each row tile, from the same expressions that the kernel evaluates."""
+    role = kernel.roles[0]
+    loop = next(n for n in role.item.body if isinstance(n, Tiles))
+    end: Expr = loop.ranges[-1].end
+    for let in reversed(role.item.lets):
+        end = substitute(end, {integer(let.target): let.value})
+    env = {integer(name): n for name, n in sizes.items()}
+    counts = [value(end, {**env, integer("m"): m}) for m in range(-(-sizes["seqlen_q"] // kernel.work.block_m))]
+    if None in counts:
+        raise PassError(f"{kernel.name}: the number of key tiles depends on more than the row tile; use a device table")
+    return tuple(n for n in counts if n is not None)
+
+
+def work_table(kernel: Kernel, sizes: Mapping[str, int], head_bytes: int, ctas: int) -> WorkTable:
+    """`head_bytes`: keys and values of one key head. `ctas`: CTAs of the grid."""
+    counts = tile_counts(kernel, sizes)
+    heads = [(h, b) for b in range(sizes["batch"]) for h in range(sizes["heads"])]
+    block_n = next(b for b in kernel.buffers if b.slots > 1 or b.name == "sK").layout.rows
+    if len(set(counts)) == 1:
+        items = [(m, h, b) for h, b in heads for m in range(len(counts))]
+        bins = [items[c::ctas] for c in range(ctas)]
+    else:
+        bins = _balanced(counts, heads, sizes["group"], head_bytes, block_n, ctas)
+    rounds = max(map(len, bins))
+    entries: list[int] = []
+    for k in range(rounds):
+        for work in bins:
+            entries += (*work[k], 0) if k < len(work) else (-1, 0, 0, 0)
+    return WorkTable(rounds, tuple(entries))
+
+
+def _balanced(
+    counts: Sequence[int], heads: Sequence[tuple[int, int]], group: int, head_bytes: int, block_n: int, ctas: int
+) -> list[list[Item]]:
+    best: tuple[float, list[list[Item]]] | None = None
+    seen: set[int] = set()
+    for megabytes in SECTION_MEGABYTES:
+        section = max(1, megabytes * 10**6 // max(1, head_bytes)) * group
+        while len(heads) % section:
+            section -= 1
+        if section in seen:
+            continue
+        seen.add(section)
+        bins, imbalance = _dealt(counts, heads, section, block_n, ctas)
+        if best is None or imbalance < best[0] - BETTER:
+            best = (imbalance, bins)
+    assert best is not None
+    return best[1]
+
+
+def _dealt(
+    counts: Sequence[int], heads: Sequence[tuple[int, int]], section: int, block_n: int, ctas: int
+) -> tuple[list[list[Item]], float]:
+    """Items in order, each to the CTA with the least work; the greatest load over the mean."""
+    longest = sorted(range(len(counts)), key=lambda m: (-counts[m], -m))
+    queue = [(0, c) for c in range(ctas)]
+    bins: list[list[Item]] = [[] for _ in range(ctas)]
+    for start in range(0, len(heads), section):
+        for m in longest:
+            for h, b in heads[start : start + section]:
+                load, c = heapq.heappop(queue)
+                bins[c].append((m, h, b))
+                heapq.heappush(queue, (load + counts[m] * block_n + ITEM_KEYS, c))
+    loads = [load for load, _ in queue]
+    return bins, max(loads) * ctas / sum(loads)
