@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from attngen import errors
     from attngen.api import attention, compile, precompile
     from attngen.functions import abs, exp, floor, log, maximum, minimum, sigmoid, sqrt, tanh, where
+    from attngen.merge import merge
     from attngen.spec import Attention
     from attngen.variants import alibi, bias, causal, document, full, prefix_lm, sliding_window, softcap, window
 
@@ -15,6 +16,7 @@ __version__ = "0.1.0"
 # The names are loaded at first use: the command line then starts without torch.
 _HOME = {
     "attngen.api": ("attention", "compile", "precompile"),
+    "attngen.merge": ("merge",),
     "attngen.functions": ("abs", "exp", "floor", "log", "maximum", "minimum", "sigmoid", "sqrt", "tanh", "where"),
     "attngen.spec": ("Attention",),
     "attngen.variants": (
@@ -54,6 +56,7 @@ __all__ = [
     "full",
     "log",
     "maximum",
+    "merge",
     "minimum",
     "precompile",
     "prefix_lm",

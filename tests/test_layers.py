@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("pipeline", ("pipelines", "ir.interpret")),
     ("text", ("params", "cprint", "render", "lowering", "lower")),
     ("machines", ("runtime", "emulator")),
-    ("kernels", ("arguments", "kernel", "execute", "merge", "plan")),
+    ("kernels", ("tensormap", "worktable", "arguments", "shipped", "kernel", "execute", "merge", "plan")),
     ("instruments", ("files", "golden", "trial", "faults", "doctor")),
     ("operators", ("reads", "ops", "prepare", "api", "compat")),
     ("command line", ("cli", "__main__")),

@@ -180,6 +180,8 @@ class _Side:
                     self.readers[at][op.group] = op.id
                 if unit == "bulk":
                     self.bulk[-1].add(at)
+            elif at in self.held and isinstance(op, o.StFrag):
+                continue  # a consumer may use a slot as scratch until it hands it back
             elif at not in self.filling:
                 self.say(
                     "fill", op.id, f"writes {ref.name} outside of a wait for {ring.name}.free and the handing over"
