@@ -14,6 +14,7 @@ from pathlib import Path
 from attngen.errors import MissingToolError
 
 SOURCE_NAME = "kernel.cu"
+NO_CACHE = "--no-cache"  # NVRTC 12.8 and older do not know it, and keep nothing
 
 # Relative to a directory of sys.path: NVIDIA's wheels first (CUDA 13 layout, then 12), then what torch
 # bundles.
@@ -54,7 +55,12 @@ class Nvrtc:
         return f"nvrtc {_build_number(self) or '.'.join(map(str, self.version))}"
 
     def compile(self, source: str, options: Sequence[str]) -> Compilation:
-        """Compiles one translation unit. Never raises on a compile error: the status and the log say it."""
+        """Compiles one translation unit. Never raises on a compile error: the status and the log say it.
+
+        Newer versions keep results on disk, and a result from there comes without the assembler's report."""
+        return self._compile(source, (*options, NO_CACHE) if _takes_no_cache(self) else tuple(options))
+
+    def _compile(self, source: str, options: Sequence[str]) -> Compilation:
         lib = _open(self.path)
         program = ctypes.c_void_p()
         name = SOURCE_NAME.encode()
@@ -70,6 +76,11 @@ class Nvrtc:
             )
         finally:
             lib.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+@cache
+def _takes_no_cache(compiler: Nvrtc) -> bool:
+    return compiler._compile("", ("--gpu-architecture=sm_80", NO_CACHE)).ok
 
 
 def find_nvrtc() -> Nvrtc:
