@@ -44,25 +44,48 @@ class Prelude:
     functions: tuple[tuple[str, str], ...]  # name, text
 
 
+# A target's kernels use the primitives of the older ones, too.
+PRELUDES = {"sm80": ("common", "sm80"), "sm90": ("common", "sm80", "sm90")}
+
+
 @cache
 def prelude_of(target: str) -> Prelude:
-    """The prelude files of a target, cut into the head that is always there and one entry a function."""
+    """The prelude files of a target, cut into the head that is always there and one entry a function or struct."""
     head, functions = "", []
-    for file in ("common", target):
+    for file in PRELUDES[target]:
         text = (templates_dir() / "prelude" / f"{file}.cuh").read_text()
         start, _, rest = text.partition("// ---- primitives\n")
         if file == "common":
             head = start.strip()
         for block in re.split(r"\n\s*\n", rest.strip()):
-            name = re.search(r"DI [\w ]+?[ *&]+(\w+)\(", block)
+            name = re.search(r"DI [\w ]+?[ *&]+(\w+)\(|struct (?:alignas\(\d+\) )?(\w+)", block)
             assert name, f"no function in a block of {file}.cuh: {block!r}"
-            functions.append((name[1], block.strip()))
+            functions.append((name[1] or name[2], block.strip()))
     return Prelude(head, tuple(functions))
 
 
 def select_prelude(target: str, body: str) -> str:
-    """The head and the functions that `body` calls, in the order of the files."""
+    """The head and the functions that `body` calls, in the order of the files; then its warpgroup products."""
     prelude = prelude_of(target)
     words = set(re.findall(r"\w+", body))
-    used = [text for name, text in prelude.functions if name in words]
+    wanted = words | {w for n, text in prelude.functions if n in words for w in re.findall(r"TensorMap", text)}
+    used = [text for name, text in prelude.functions if name in wanted]
+    products = sorted(set(re.findall(r"wgmma_m64n(\d+)k16_(ss|rs)_(bf16|f16)", body)), key=lambda x: (x[1], x[2], int(x[0])))
+    used += [wgmma(int(n), a, elem) for n, a, elem in products]
     return "\n\n".join([prelude.head, *used]) + "\n"
+
+
+def wgmma(n: int, a: str, elem: str) -> str:
+    """The wrapper of wgmma.m64n{n}k16: n/2 accumulator registers, a from shared memory (ss) or four registers (rs)."""
+    count = n // 2
+    first = count + (2 if a == "ss" else 5)  # operand number of `accumulate`
+    place = {
+        "a": f"%{count}" if a == "ss" else ", ".join(f"%{count + x}" for x in range(4)), "b": f"%{first - 1}",
+        "accumulate": f"%{first}", "transpose": f"%{first + 1}",
+    }  # fmt: skip
+    macro = getattr(environment().get_template("prelude/wgmma.cuh.jinja").module, a)
+    return str(macro(
+        name=f"wgmma_m64n{n}k16_{a}_{elem}", instruction=f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{elem}.{elem}",
+        count=count, registers=", ".join(f"%{x}" for x in range(count)),
+        outputs=", ".join(f'"+f"(d[{x}])' for x in range(count)), **place,
+    )).strip()  # fmt: skip
