@@ -26,7 +26,7 @@ from attngen.target import Target
 from attngen.target import target as target_named
 from attngen.variants import MaskLike, ScoreLike
 
-TARGETS = ("sm80",)  # the targets there are passes for
+TARGETS = ("sm80", "sm90")
 
 
 def attention(
@@ -49,7 +49,7 @@ def attention(
     The description is that of `Attention`: given piece by piece, or made once and given as `spec`, which spares
     tracing a function on every call. target: the GPU generation to generate for; None: the one that fits the device.
     CPU tensors run in the emulator."""
-    on = _target(target or TARGETS[0])
+    on = None if target is None else _target(target)
     for name, t in (("q", q), ("k", k), ("v", v)):
         if not isinstance(t, Tensor):
             raise SignatureError(f"{name} is a {type(t).__name__}. Allowed: a tensor [batch, heads, seq, head_dim]")

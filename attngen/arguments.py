@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,9 @@ from attngen.errors import LaunchError
 from attngen.expr import Expr, Op, const, substitute, walk
 from attngen.fold import fold
 from attngen.ir.schedule import Elem, Kernel, Schedule, WorkSource, Workspace
-from attngen.params import pack, stride_count
+from attngen.params import MapUse, map_uses, pack, stride_count
+from attngen.tensormap import TensorMap, map_of
+from attngen.worktable import work_table
 
 TORCH = {Elem.F32: torch.float32, Elem.I32: torch.int32, Elem.U8: torch.uint8}
 MAX_GRID = 2**31 - 1
@@ -42,8 +44,10 @@ def _workspace(w: Workspace, sizes: Mapping[str, int], device: torch.device) -> 
 
 
 def grid(kernel: Kernel, sizes: Mapping[str, int]) -> int:
-    """Number of CTAs. LaunchError beyond what one launch can have."""
+    """Number of CTAs (`ctas` for a persistent kernel). LaunchError beyond what one launch can have."""
     work = kernel.work
+    if work.source is WorkSource.TABLE:
+        return sizes["ctas"]
     if work.source is WorkSource.ELEMENTS:
         count = -(-sizes["elements"] // kernel.threads)
     else:
@@ -57,20 +61,50 @@ def grid(kernel: Kernel, sizes: Mapping[str, int]) -> int:
     return count
 
 
+def tables(
+    schedule: Schedule, sizes: Mapping[str, int], head_bytes: int, device: torch.device
+) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
+    """The work table of a persistent kernel as a tensor `work`, and its `rounds`; nothing for other modules."""
+    for kernel in schedule.kernels:
+        if kernel.work.source is WorkSource.TABLE:
+            made = work_table(kernel, sizes, head_bytes, sizes["ctas"])
+            return {"work": torch.tensor(made.entries, dtype=torch.int32, device=device)}, {"rounds": made.rounds}
+    return {}, {}
+
+
+def values_of(
+    kernel: Kernel, shapes: Mapping[str, tuple[Sequence[int], Sequence[int]]], scalars: Mapping[str, int | float]
+) -> dict[str, int | float | bytes]:
+    """All fields of a kernel's parameters but pointers and tensor maps, by name. `shapes`: shape and strides."""
+    values: dict[str, int | float | bytes] = {s.name: scalars[s.name] for s in kernel.scalars}
+    if kernel.work.source is WorkSource.TABLE:
+        values["rounds"] = scalars["rounds"]
+    for t in kernel.tensors:
+        shape, strides = shapes[t.name]
+        values.update({f"{t.name}_s{n}": strides[n] for n in range(stride_count(t.access, t.rank))})
+        values.update({f"{t.name}_n{n}": shape[n] for n in range(t.rank)})
+    return values
+
+
+def map_for(use: MapUse, pointer: int, shape: Sequence[int], strides: Sequence[int]) -> TensorMap:
+    return map_of(use.tensor.elem, pointer, shape, strides, use.rows, use.columns, use.swizzle)
+
+
 def bind(
-    schedule: Schedule, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, int | float]
+    schedule: Schedule,
+    tensors: Mapping[str, torch.Tensor],
+    scalars: Mapping[str, int | float],
+    encode: Callable[[TensorMap], bytes],
 ) -> Sequence[Launch]:
-    """The launches of a module in order. `tensors` holds every tensor argument by name, workspaces included."""
+    """The launches of a module in order. `tensors` holds every tensor argument by name, workspaces and tables included;
+    `encode`: the tensor maps of the device that runs them."""
     sizes = {k: v for k, v in scalars.items() if isinstance(v, int)}
+    shapes = {name: (t.shape, t.stride()) for name, t in tensors.items()}
     launches = []
     for kernel in schedule.kernels:
-        values: dict[str, int | float] = {s.name: scalars[s.name] for s in kernel.scalars}
-        for t in kernel.tensors:
-            tensor = tensors[t.name]
-            values[t.name] = tensor.data_ptr()
-            strides, shape = tensor.stride(), tensor.shape
-            for k in range(stride_count(t.access, t.rank)):
-                values[f"{t.name}_s{k}"] = strides[k]
-            values.update({f"{t.name}_n{k}": shape[k] for k in range(t.rank)})
+        values = values_of(kernel, shapes, scalars)
+        values.update({name: t.data_ptr() for name, t in tensors.items()})
+        for name, use in map_uses(kernel).items():
+            values[f"{name}_map"] = encode(map_for(use, tensors[name].data_ptr(), *shapes[name]))
         launches.append(Launch(kernel, grid(kernel, sizes), pack(kernel, values)))
     return launches

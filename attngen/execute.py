@@ -6,12 +6,18 @@ from collections.abc import Mapping
 
 import torch
 
-from attngen import emulator
-from attngen.arguments import Launch, bind, workspaces
+from attngen import emulator, shipped
+from attngen.arguments import Launch, bind, tables, workspaces
 from attngen.errors import MissingToolError
+from attngen.ir.schedule import WorkSource
 from attngen.kernel import Generated, Kernel, settled
 from attngen.runtime.load import LoadedKernel, device_facts, load, runs_on
-from attngen.signature import Shapes
+from attngen.signature import Shapes, Signature
+from attngen.spec import Variant
+from attngen.target import SM80, SM90, Target
+from attngen.tensormap import encode_driver, encode_emulator
+
+EMULATED_CTAS = 3  # of a persistent kernel: several items each, and one CTA more than rounds
 
 
 def empty_like_rows(q: torch.Tensor, head_dim: int) -> torch.Tensor:
@@ -81,8 +87,11 @@ def launch_module(
     if device.type == "cuda" and isinstance(module, Kernel):
         module = settled(module, device_arch(module, device.index))
     sizes = {k: v for k, v in scalars.items() if isinstance(v, int)}
-    held = {**tensors, **workspaces(module.schedule, sizes, device)}
-    launches = bind(module.schedule, held, scalars)
+    sizes["ctas"] = EMULATED_CTAS if device.type == "cpu" else device_facts(device.index).sm_count
+    more, rounds = tables(module.schedule, sizes, head_bytes(tensors), device)
+    held = {**tensors, **workspaces(module.schedule, sizes, device), **more}
+    encode = encode_emulator if device.type == "cpu" else encode_driver
+    launches = bind(module.schedule, held, {**scalars, **sizes, **rounds}, encode)
     if device.type == "cpu":
         for item in launches:
             emulate(module, item, held, mode, seed)
@@ -91,6 +100,22 @@ def launch_module(
 
         for item in launches:
             launch(loaded(module, item, device.index), grid=item.grid, threads=item.kernel.threads, params=item.params)
+
+
+def head_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
+    """Keys and values of one head, in bytes; 0 for a module without them."""
+    if "k" not in tensors:
+        return 0
+    k, v = tensors["k"], tensors["v"]
+    return k.element_size() * k.size(2) * (k.size(3) + v.size(3))
+
+
+def target_for(variant: Variant, signature: Signature, device: torch.device) -> Target:
+    """The target that serves a call best: the device's own where there is a schedule for the call, else sm80."""
+    if device.type == "cuda" and runs_on(SM90.archs[0], device_facts(device.index).capability):
+        if shipped.file_for(variant, signature, SM90) is not None:
+            return SM90
+    return SM80
 
 
 def device_arch(module: Generated, device_index: int) -> str:
@@ -135,5 +160,6 @@ def emulate(
     built = emulator.build(module.source.body, entries)
     used = {t.name: t for t in item.kernel.tensors}
     writable = {n for n, t in used.items() if t.access.value in ("out", "work")}
-    memory = regions({n: tensors[n] for n in used}, writable)
+    table = {"work": tensors["work"]} if item.kernel.work.source is WorkSource.TABLE else {}
+    memory = regions({n: tensors[n] for n in used} | table, writable)
     return built.run(item.kernel.name, item.grid, item.params, memory, mode, seed, module.source.line_ops)

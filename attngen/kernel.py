@@ -6,9 +6,9 @@ import logging
 from functools import cached_property
 from pathlib import Path
 
-from attngen import __version__
+from attngen import __version__, shipped
 from attngen.config import Config
-from attngen.errors import CompileError
+from attngen.errors import CompileError, SpecError
 from attngen.ir.graph import Graph
 from attngen.ir.program import Program
 from attngen.ir.schedule import Schedule, VerifiedSchedule
@@ -20,7 +20,7 @@ from attngen.runtime.compile import Artifact, Resources, flags_for
 from attngen.runtime.gate import check
 from attngen.signature import Signature
 from attngen.spec import Variant
-from attngen.target import Target
+from attngen.target import Feature, Target
 
 
 def banner(schedule: Schedule, arch: str, description: str, signature: str, config: str) -> str:
@@ -127,8 +127,22 @@ def kernel_for(variant: Variant, signature: Signature, target: Target, config: C
     """The kernel of a variant, made once a process. `config` None: the first of the rules' candidates."""
     key = (variant.variant_key(), signature, target.name, config)
     if key not in _kernels:
-        _kernels[key] = Kernel(variant, signature, target, derive(variant, signature, target, config))
+        _kernels[key] = Kernel(variant, signature, target, levels_for(variant, signature, target, config))
     return _kernels[key]
+
+
+def levels_for(variant: Variant, signature: Signature, target: Target, config: Config | None) -> Levels:
+    """Derived by the passes, or, for a target whose schedules are texts, from the text that fits."""
+    if not target.has(Feature.WGMMA):
+        return derive(variant, signature, target, config)
+    path = shipped.file_for(variant, signature, target)
+    if path is None or config is not None:
+        raise SpecError(
+            f"target={target.name!r} has no schedule for {variant.description} with {signature}"
+            f"{' and a given config' if config else ''}. Allowed: {shipped.ALLOWED}. Leave target out, or use 'sm80', "
+            f"which also runs on this GPU"
+        )
+    return shipped.levels(variant, signature, path)
 
 
 def settled(kernel: Kernel, arch: str) -> Kernel:

@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from attngen.config import Config
 from attngen.errors import EmulationWarning, GradientError, SignatureError
 from attngen.evaluate import evaluate
-from attngen.execute import empty_like_rows, run
+from attngen.execute import empty_like_rows, run, target_for
 from attngen.kernel import Kernel, kernel_for
 from attngen.plan import Plan, plan
 from attngen.progress import Progress
@@ -37,7 +37,7 @@ class Entry:
 
     variant: Variant
     rules: tuple[ShapeRule, ...]
-    target: Target
+    target: Target | None  # None: what serves the device and the call best
     config: Config | None
 
     @cached_property
@@ -89,10 +89,10 @@ _entries: dict[str, Entry] = {}
 _plans: dict[tuple[object, ...], Plan] = {}
 
 
-def register(variant: Variant, rules: tuple[ShapeRule, ...], target: Target, config: Config | None = None) -> str:
+def register(variant: Variant, rules: tuple[ShapeRule, ...], target: Target | None, config: Config | None = None) -> str:
     """The key of a description. Equal descriptions have the same key, in every process."""
     more = hashlib.sha256(repr((rules, config)).encode()).hexdigest()[:8]
-    key = f"{variant.variant_key()}-{more}-{target.name}"
+    key = f"{variant.variant_key()}-{more}-{target.name if target else 'auto'}"
     _entries.setdefault(key, Entry(variant, rules, target, config))
     return key
 
@@ -136,7 +136,9 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], key: str, 
 def _kernel(q: Tensor, k: Tensor, v: Tensor, captures: Sequence[Tensor], key: str) -> tuple[Kernel, Shapes]:
     known = entry(key)
     shapes = known.check(q, k, v, captures)
-    return kernel_for(known.variant, signature_of(q, k, v), known.target, known.config), shapes
+    signature = signature_of(q, k, v)
+    target = known.target or target_for(known.variant, signature, q.device)
+    return kernel_for(known.variant, signature, target, known.config), shapes
 
 
 def _is_empty(shapes: Shapes) -> bool:

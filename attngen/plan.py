@@ -4,20 +4,40 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from attngen.arguments import TORCH, grid, number
-from attngen.execute import device_arch, empty_like_rows, scalars_of
+from attngen.arguments import TORCH, grid, map_for, number, tables, values_of
+from attngen.execute import device_arch, empty_like_rows, head_bytes, scalars_of
 from attngen.ir.schedule import Kernel as KernelText
 from attngen.kernel import Kernel, settled
-from attngen.params import Kind, fields, packer, stride_count
+from attngen.params import Kind, MapUse, fields, map_uses, packer
 from attngen.progress import Progress
 from attngen.runtime.launch import launch
-from attngen.runtime.load import LoadedKernel, load
+from attngen.runtime.load import LoadedKernel, device_facts, load
+from attngen.tensormap import BYTES, encode_driver
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]  # shape, strides
+KEPT_MAPS = 256
+
+
+@dataclass(frozen=True)
+class MapSlot:
+    """A tensor map of a launch. Maps are kept by pointer: a caching allocator gives the same ones again and again."""
+
+    argument: int
+    use: MapUse
+    layout: Layout
+    made: dict[int, bytes] = field(default_factory=dict)
+
+    def at(self, pointer: int) -> bytes:
+        found = self.made.get(pointer)
+        if found is None:
+            if len(self.made) >= KEPT_MAPS:
+                self.made.clear()
+            found = self.made[pointer] = encode_driver(map_for(self.use, pointer, *self.layout))
+        return found
 
 
 @dataclass(frozen=True)
@@ -27,19 +47,28 @@ class Step:
     loaded: LoadedKernel
     grid: int
     threads: int
+    maps: tuple[MapSlot, ...]
     pointers: struct.Struct
-    arguments: tuple[int, ...]  # numbers of the tensors, in the order q, k, v, out, lse, captures, workspaces
+    arguments: tuple[int, ...]  # numbers of the tensors: q, k, v, out, lse, captures, workspaces, tables
     rest: bytes
+
+    def params(self, pointers: Sequence[int]) -> bytes:
+        """Tensor maps, then pointers, then the rest, as the struct has them."""
+        front = self.pointers.pack(*[pointers[n] for n in self.arguments])
+        if not self.maps:
+            return front + self.rest
+        return b"".join([*[slot.at(pointers[slot.argument]) for slot in self.maps], front, self.rest])
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The launches of a call with given shapes and strides. Refers to no tensor."""
+    """The launches of a call with given shapes and strides. Refers to no tensor of the caller; `tables` are its own."""
 
     out: Layout
     lse: tuple[int, ...]
     workspaces: tuple[tuple[tuple[int, ...], torch.dtype], ...]
     steps: tuple[Step, ...]
+    tables: tuple[torch.Tensor, ...]
 
     def run(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, captures: Sequence[torch.Tensor]
@@ -47,10 +76,9 @@ class Plan:
         out = q.new_empty_strided(*self.out)
         lse = q.new_empty(self.lse, dtype=torch.float32)
         work = [q.new_empty(shape, dtype=dtype) for shape, dtype in self.workspaces]
-        pointers = [t.data_ptr() for t in (q, k, v, out, lse, *captures, *work)]
+        pointers = [t.data_ptr() for t in (q, k, v, out, lse, *captures, *work, *self.tables)]
         for step in self.steps:
-            params = step.pointers.pack(*[pointers[n] for n in step.arguments]) + step.rest
-            launch(step.loaded, grid=step.grid, threads=step.threads, params=params)
+            launch(step.loaded, grid=step.grid, threads=step.threads, params=step.params(pointers))
         return out, lse
 
 
@@ -66,6 +94,8 @@ def plan(
         chosen = settled(kernel, arch)
         scalars = scalars_of(q, k, scale)
         sizes = {n: x for n, x in scalars.items() if isinstance(x, int)}
+        sizes["ctas"] = device_facts(index).sm_count
+        more, rounds = tables(chosen.schedule, sizes, head_bytes({"k": k, "v": v}), q.device)
         spaces = chosen.schedule.workspaces
         work = [(tuple(number(e, sizes) for e in w.shape), TORCH[w.elem]) for w in spaces]
         out, lse = empty_like_rows(q, v.size(3)), q.shape[:3] if chosen.has_lse else (0,)
@@ -74,12 +104,13 @@ def plan(
         shapes["lse"] = _contiguous(lse)
         shapes.update({n: (tuple(t.shape), t.stride()) for n, t in zip(names, captures, strict=True)})
         shapes.update({w.name: _contiguous(shape) for w, (shape, _) in zip(spaces, work, strict=True)})
+        shapes.update({n: (tuple(t.shape), t.stride()) for n, t in more.items()})
         artifact = chosen.artifact(arch)
         steps = tuple(
-            _step(text, load(artifact, text.name, text.smem_bytes, device_index=index), shapes, scalars)
+            _step(text, load(artifact, text.name, text.smem_bytes, device_index=index), shapes, {**scalars, **sizes, **rounds})
             for text in chosen.schedule.kernels
         )
-    return Plan(shapes["out"], tuple(lse), tuple(work), steps)
+    return Plan(shapes["out"], tuple(lse), tuple(work), steps, tuple(more.values()))
 
 
 def _contiguous(shape: Sequence[int]) -> Layout:
@@ -90,18 +121,18 @@ def _contiguous(shape: Sequence[int]) -> Layout:
 
 
 def _step(text: KernelText, loaded: LoadedKernel, shapes: dict[str, Layout], scalars: dict[str, int | float]) -> Step:
-    values: dict[str, int | float] = {s.name: scalars[s.name] for s in text.scalars}
-    for t in text.tensors:
-        shape, strides = shapes[t.name]
-        values.update({f"{t.name}_s{n}": strides[n] for n in range(stride_count(t.access, t.rank))})
-        values.update({f"{t.name}_n{n}": shape[n] for n in range(t.rank)})
-        values[t.name] = 0
-    pointers = [f.name for f in fields(text) if f.kind is Kind.POINTER]  # they come first
+    values = values_of(text, shapes, scalars)
+    listed = fields(text)
+    pointers = [f.name for f in listed if f.kind is Kind.POINTER]  # behind the maps
+    uses = map_uses(text)
+    values.update(dict.fromkeys(pointers, 0) | {f"{name}_map": bytes(BYTES) for name in uses})
     layout, names = packer(text)
     whole = layout.pack(*(values[n] for n in names))
     numbers = {name: n for n, name in enumerate(shapes)}
     sizes = {n: x for n, x in scalars.items() if isinstance(x, int)}
     front = struct.Struct(f"={len(pointers)}Q")
+    maps = tuple(MapSlot(numbers[name], use, shapes[name]) for name, use in uses.items())
     return Step(
-        loaded, grid(text, sizes), text.threads, front, tuple(numbers[n] for n in pointers), whole[front.size :]
-    )
+        loaded, grid(text, sizes), text.threads, maps, front, tuple(numbers[n] for n in pointers),
+        whole[BYTES * len(uses) + front.size :],
+    )  # fmt: skip

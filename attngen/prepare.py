@@ -48,13 +48,13 @@ class Reads:
 _prepared: dict[Structure, Prepared] = {}
 
 
-def prepare(spec: Attention, on: Target) -> tuple[str, list[Tensor]]:
+def prepare(spec: Attention, on: Target | None) -> tuple[str, list[Tensor]]:
     """The operator's key and captured tensors."""
     if torch.compiler.is_dynamo_compiling():
         tensors: list[Tensor] = []
         functions: list[Callable[..., Any]] = []
         structure = split(spec, tensors, functions)
-        found = _constant(structure, on.name)
+        found = _constant(structure, on.name if on else "")
         _read_again(functions, tensors)
     elif spec.is_traced:
         return _key(spec, on), list(spec.tensors.values())
@@ -63,13 +63,13 @@ def prepare(spec: Attention, on: Target) -> tuple[str, list[Tensor]]:
         structure = split(spec, tensors, functions)
         if functions:  # what they read may change between two calls
             return _key(spec, on), list(spec.tensors.values())
-        at = (structure, on.name)
+        at = (structure, on.name if on else "")
         found = _prepared.get(at) or _prepared.setdefault(at, build(structure, on))
     every = [*tensors, *found.made]
     return found.key, [every[n] for n in found.order]
 
 
-def _key(spec: Attention, on: Target) -> str:
+def _key(spec: Attention, on: Target | None) -> str:
     return ops.register(spec.variant, spec.shape_rules, on)
 
 
@@ -107,7 +107,7 @@ def _leaf(tensor: Tensor, tensors: list[Tensor]) -> Structure:
     return _TENSOR, n, tensor.dtype, tuple([bool(size == 1) for size in tensor.shape])
 
 
-def build(structure: Structure, on: Target) -> Prepared:
+def build(structure: Structure, on: Target | None) -> Prepared:
     """Traces a description of this structure, with tensors of its types in place of the real ones."""
     stand_ins: dict[int, Tensor] = {}
     mask, scores, sink, normalizer, scale_positive = structure
@@ -153,7 +153,7 @@ def _stand_in(leaf: Structure, stand_ins: dict[int, Tensor]) -> Tensor:
 @torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
 def _constant(structure: Structure, on: str) -> Prepared:
     """Called by torch.compile while it traces: with constants, so that the result is one."""
-    return build(structure, target(on))
+    return build(structure, target(on) if on else None)
 
 
 def _read_again(functions: list[Callable[..., Any]], tensors: list[Tensor]) -> None:

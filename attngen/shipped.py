@@ -7,10 +7,10 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+from attngen.config import Config
 from attngen.ir.schedule import Schedule
 from attngen.ir.verify import verify
 from attngen.pipelines import Levels, Stage, tile_levels
-from attngen.config import Config
 from attngen.signature import IoType, Signature
 from attngen.spec import Attention, Variant
 from attngen.target import Target
@@ -18,6 +18,7 @@ from attngen.variants import causal
 
 FOLDER = Path(__file__).parent / "schedules"
 HEAD_DIMS = (64, 128, 256)
+ALLOWED = "no mask or causal(), no score, no sink, a positive scale, equal head dims 64, 128 or 256, aligned rows"
 
 
 @cache

@@ -5,6 +5,7 @@ Rules: CUDA driver API, cuTensorMapEncodeTiled; PTX ISA, tensor maps."""
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -78,3 +79,11 @@ def encode_driver(described: TensorMap) -> bytes:
         d.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
     return ctypes.string_at(int(made.getPtr()), BYTES)
+
+
+def encode_emulator(described: TensorMap) -> bytes:
+    """The emulator's own 128 bytes: pointer, rank, element and swizzle bytes, dims, strides, box (templates/emulator)."""
+    rank, span = len(described.dims), SLAB_BYTES.get(described.swizzle, 0)
+    dims, box = (t + (1,) * (MAX_RANK - rank) for t in (described.dims, described.box))
+    strides = described.strides_bytes + (0,) * (MAX_RANK - rank)
+    return struct.pack("<QiiiI5Q4Q5I", described.pointer, rank, described.elem.bytes, span, 0, *dims, *strides[:4], *box)[:BYTES].ljust(BYTES, b"\0")

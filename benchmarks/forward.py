@@ -1,4 +1,5 @@
-"""Forward kernels beside torch's FlashAttention-2 and cuDNN, in one run: python benchmarks/forward.py [--json FILE].
+"""Forward kernels beside cuDNN, FlashAttention-2 and, where a module `fa3` gives it, FlashAttention-3, in one run:
+python benchmarks/forward.py [--json FILE].
 
 bf16, random normal inputs, [B, S, H, D] views, B*S = 16384, H*D = 2048. Each figure is the median over rounds in random
 order; in a round a block of launches is timed with CUDA events, after a pause (the power limit moves with load, so only
@@ -22,6 +23,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import attngen
+
+try:
+    import fa3  # forward(q, k, v, causal=...) on [batch, seq, heads, head_dim]
+except ImportError:
+    fa3 = None
 
 PAUSE_SECONDS, BLOCK_SECONDS = 0.15, 0.03
 
@@ -85,16 +91,20 @@ def grid(head_dims: list[int], seqlens: list[int], rounds: int) -> list[Row]:
             for causal in (False, True):
                 mask = attngen.causal() if causal else None
                 calls = {
+                    "attngen": lambda q=q, k=k, v=v, mask=mask: attngen.attention(q, k, v, mask=mask),
                     "attngen sm80": lambda q=q, k=k, v=v, mask=mask: attngen.attention(
                         q, k, v, mask=mask, target="sm80"
                     ),
                     "FlashAttention-2": sdpa(SDPBackend.FLASH_ATTENTION, q, k, v, causal),
                     "cuDNN": sdpa(SDPBackend.CUDNN_ATTENTION, q, k, v, causal),
                 }
+                if fa3 is not None:
+                    flat = [t.transpose(1, 2) for t in (q, k, v)]
+                    calls["FlashAttention-3"] = lambda flat=flat, causal=causal: fa3.forward(*flat, causal=causal)
                 operations = 4 * q.size(0) * q.size(1) * seqlen * seqlen * head_dim / (2 if causal else 1)
                 for name, ms in measure(calls, rounds).items():
                     rows.append(Row("causal" if causal else "full", head_dim, seqlen, name, ms, operations / ms / 1e9))
-                say(rows[-3:])
+                say(rows[-len(calls) :])
     return rows
 
 
@@ -126,22 +136,24 @@ def environment() -> dict[str, str]:
     }  # fmt: skip
 
 
+PEERS = ("cuDNN", "FlashAttention-3", "FlashAttention-2")
+
+
 def table(rows: list[Row]) -> str:
-    """Markdown: TFLOP/s and the ratio to FlashAttention-2 and cuDNN of the same run."""
-    lines = [
-        "| D | S | case | attngen sm80 | FlashAttention-2 | ratio | cuDNN | ratio |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    """Markdown: TFLOP/s; `attngen` is the schedule it chooses for the device, with its ratio to each peer of the run."""
+    lines = ["| D | S | case | attngen | attngen sm80 | " + " | ".join(f"{p} | ratio" for p in PEERS) + " | sm80 / FA-2 |"]
+    lines.append("|---" * (6 + 2 * len(PEERS)) + "|")
     cells: dict[tuple[int, int, str], dict[str, float]] = {}
     for r in rows:
         cells.setdefault((r.head_dim, r.seqlen, r.case), {})[r.name] = r.tflops
     for (head_dim, seqlen, case), c in cells.items():
-        if len(c) < 3:
+        if "attngen" not in c:
             continue
-        ours, fa2, cudnn = c["attngen sm80"], c["FlashAttention-2"], c["cuDNN"]
+        peers = [f"{c[p]:.0f} | {c['attngen'] / c[p]:.2f}" if p in c else "- | -" for p in PEERS]
+        sm80 = c["attngen sm80"]
         lines.append(
-            f"| {head_dim} | {seqlen} | {case} | {ours:.0f} | {fa2:.0f} | {ours / fa2:.2f} "
-            f"| {cudnn:.0f} | {ours / cudnn:.2f} |"
+            f"| {head_dim} | {seqlen} | {case} | {c['attngen']:.0f} | {sm80:.0f} | " + " | ".join(peers)
+            + f" | {sm80 / c['FlashAttention-2']:.2f} |"
         )
     return "\n".join(lines)
 

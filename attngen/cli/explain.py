@@ -110,7 +110,7 @@ def drawbacks(config: Config, kernel: Kernel) -> Iterator[str]:
     """What a configuration has less of than the chosen one."""
     from attngen.passes.choose import budget, padded
 
-    best, allowed = kernel.config, budget(kernel.variant, kernel.signature)
+    best, allowed = kernel.config, budget(kernel.variant)
     registers = config.warp_rows // 16 * (padded(kernel.signature.head_dim_v) + config.block_n) // 2
     if registers > allowed:
         yield f"O and S take {registers} registers of {allowed}"
