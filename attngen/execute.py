@@ -112,10 +112,8 @@ def head_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
 
 def target_for(variant: Variant, signature: Signature, device: torch.device) -> Target:
     """The target that serves a call best: the device's own where there is a schedule for the call, else sm80."""
-    if device.type == "cuda" and runs_on(SM90.archs[0], device_facts(device.index).capability):
-        if shipped.file_for(variant, signature, SM90) is not None:
-            return SM90
-    return SM80
+    hopper = device.type == "cuda" and runs_on(SM90.archs[0], device_facts(device.index).capability)
+    return SM90 if hopper and shipped.file_for(variant, signature, SM90) is not None else SM80
 
 
 def device_arch(module: Generated, device_index: int) -> str:

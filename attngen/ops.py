@@ -89,7 +89,9 @@ _entries: dict[str, Entry] = {}
 _plans: dict[tuple[object, ...], Plan] = {}
 
 
-def register(variant: Variant, rules: tuple[ShapeRule, ...], target: Target | None, config: Config | None = None) -> str:
+def register(
+    variant: Variant, rules: tuple[ShapeRule, ...], target: Target | None, config: Config | None = None
+) -> str:
     """The key of a description. Equal descriptions have the same key, in every process."""
     more = hashlib.sha256(repr((rules, config)).encode()).hexdigest()[:8]
     key = f"{variant.variant_key()}-{more}-{target.name if target else 'auto'}"

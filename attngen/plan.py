@@ -106,8 +106,9 @@ def plan(
         shapes.update({w.name: _contiguous(shape) for w, (shape, _) in zip(spaces, work, strict=True)})
         shapes.update({n: (tuple(t.shape), t.stride()) for n, t in more.items()})
         artifact = chosen.artifact(arch)
+        numbers = {**scalars, **sizes, **rounds}
         steps = tuple(
-            _step(text, load(artifact, text.name, text.smem_bytes, device_index=index), shapes, {**scalars, **sizes, **rounds})
+            _step(text, load(artifact, text.name, text.smem_bytes, device_index=index), shapes, numbers)
             for text in chosen.schedule.kernels
         )
     return Plan(shapes["out"], tuple(lse), tuple(work), steps, tuple(more.values()))

@@ -70,8 +70,8 @@ def select_prelude(target: str, body: str) -> str:
     words = set(re.findall(r"\w+", body))
     wanted = words | {w for n, text in prelude.functions if n in words for w in re.findall(r"TensorMap", text)}
     used = [text for name, text in prelude.functions if name in wanted]
-    products = sorted(set(re.findall(r"wgmma_m64n(\d+)k16_(ss|rs)_(bf16|f16)", body)), key=lambda x: (x[1], x[2], int(x[0])))
-    used += [wgmma(int(n), a, elem) for n, a, elem in products]
+    products = set(re.findall(r"wgmma_m64n(\d+)k16_(ss|rs)_(bf16|f16)", body))
+    used += [wgmma(int(n), a, elem) for n, a, elem in sorted(products, key=lambda x: (x[1], x[2], int(x[0])))]
     return "\n\n".join([prelude.head, *used]) + "\n"
 
 

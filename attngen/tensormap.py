@@ -53,7 +53,8 @@ def map_of(
     """The map of a tensor [batch, heads, seq, head_dim] moved in boxes of rows x columns of one head."""
     batch, heads, seq, head_dim = shape
     # the stride of a dimension of size 1 is never used, and may be anything
-    used = [s * elem.bytes if n > 1 else ALIGN for n, s in zip((seq, heads, batch), (strides[2], strides[1], strides[0]), strict=True)]
+    outer = ((seq, strides[2]), (heads, strides[1]), (batch, strides[0]))
+    used = [s * elem.bytes if n > 1 else ALIGN for n, s in outer]
     return TensorMap(elem, (head_dim, seq, heads, batch), tuple(used), (columns, rows, 1, 1), swizzle, pointer)
 
 
@@ -82,8 +83,9 @@ def encode_driver(described: TensorMap) -> bytes:
 
 
 def encode_emulator(described: TensorMap) -> bytes:
-    """The emulator's own 128 bytes: pointer, rank, element and swizzle bytes, dims, strides, box (templates/emulator)."""
+    """The emulator's own 128 bytes: pointer, rank, element and swizzle bytes, dims, strides, box."""
     rank, span = len(described.dims), SLAB_BYTES.get(described.swizzle, 0)
     dims, box = (t + (1,) * (MAX_RANK - rank) for t in (described.dims, described.box))
     strides = described.strides_bytes + (0,) * (MAX_RANK - rank)
-    return struct.pack("<QiiiI5Q4Q5I", described.pointer, rank, described.elem.bytes, span, 0, *dims, *strides[:4], *box)[:BYTES].ljust(BYTES, b"\0")
+    head = (described.pointer, rank, described.elem.bytes, span, 0)
+    return struct.pack("<QiiiI5Q4Q5I", *head, *dims, *strides[:4], *box).ljust(BYTES, b"\0")

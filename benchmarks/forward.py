@@ -140,8 +140,9 @@ PEERS = ("cuDNN", "FlashAttention-3", "FlashAttention-2")
 
 
 def table(rows: list[Row]) -> str:
-    """Markdown: TFLOP/s; `attngen` is the schedule it chooses for the device, with its ratio to each peer of the run."""
-    lines = ["| D | S | case | attngen | attngen sm80 | " + " | ".join(f"{p} | ratio" for p in PEERS) + " | sm80 / FA-2 |"]
+    """Markdown: TFLOP/s; `attngen` is the schedule it chooses for the device, with its ratio to each peer."""
+    peers = " | ".join(f"{p} | ratio" for p in PEERS)
+    lines = [f"| D | S | case | attngen | attngen sm80 | {peers} | sm80 / FA-2 |"]
     lines.append("|---" * (6 + 2 * len(PEERS)) + "|")
     cells: dict[tuple[int, int, str], dict[str, float]] = {}
     for r in rows:
@@ -149,10 +150,10 @@ def table(rows: list[Row]) -> str:
     for (head_dim, seqlen, case), c in cells.items():
         if "attngen" not in c:
             continue
-        peers = [f"{c[p]:.0f} | {c['attngen'] / c[p]:.2f}" if p in c else "- | -" for p in PEERS]
+        beside = [f"{c[p]:.0f} | {c['attngen'] / c[p]:.2f}" if p in c else "- | -" for p in PEERS]
         sm80 = c["attngen sm80"]
         lines.append(
-            f"| {head_dim} | {seqlen} | {case} | {c['attngen']:.0f} | {sm80:.0f} | " + " | ".join(peers)
+            f"| {head_dim} | {seqlen} | {case} | {c['attngen']:.0f} | {sm80:.0f} | " + " | ".join(beside)
             + f" | {sm80 / c['FlashAttention-2']:.2f} |"
         )
     return "\n".join(lines)

@@ -277,7 +277,8 @@ def st_matrix(context: HopperContext, op: o.StFrag) -> dict[str, Argument]:
     value, buffer = context.value_of(op.src), context.buffer(op.dst)
     scale = [f"{op.scaled}[{k}]" if op.scaled else "1.0f" for k in range(2)]
     return {
-        "dst": context.address(op.dst), "src": op.src.name, "pack": f"pack_{buffer.elem.value}x2", "scale0": scale[0], "scale1": scale[1],
+        "dst": context.address(op.dst), "src": op.src.name, "pack": f"pack_{buffer.elem.value}x2",
+        "scale0": scale[0], "scale1": scale[1],
         "pairs": value.cols // 16, "slab_bytes": buffer.layout.rows * buffer.layout.pitch,
     }  # fmt: skip
 
