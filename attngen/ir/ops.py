@@ -135,12 +135,14 @@ class TmaLoad(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class TmaStore(Op):
-    """Shared tile to global by the copy engine, one thread; rows outside the tensor are not written."""
+    """Shared tile to columns `column`.. of global by the copy engine, one thread; what lies outside the tensor is not
+    written."""
 
     dst: str
     src: Ref = _in()
     heads: Heads
     row: Expr
+    column: int = 0
     unit = Unit.COPY
 
 
@@ -357,7 +359,8 @@ class Fill(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class StFrag(Op):
-    """Fragment to a shared tile (stmatrix where the target has it); transposed: the tile holds its transpose."""
+    """Fragment, or a block of its columns as wide as the tile (`rO[:1]`), to a shared tile (stmatrix where the target
+    has it); transposed: the tile holds its transpose."""
 
     dst: Ref = _out()
     src: Ref = _in()

@@ -196,7 +196,7 @@ def hopper_calls(context: HopperContext, op: Op) -> list[Call] | None:
             return one(kind, boxes=slabs(context, op.dst), map=f"{op.src}_map", bar=context.barrier(op.bar),
                        row=context.expr(op.row), head=head_of(op.heads))  # fmt: skip
         case o.TmaStore():
-            return one(kind, boxes=slabs(context, op.src), map=f"{op.dst}_map", row=context.expr(op.row),
+            return one(kind, boxes=slabs(context, op.src, op.column), map=f"{op.dst}_map", row=context.expr(op.row),
                        head=head_of(op.heads))  # fmt: skip
         case o.BulkCommit() | o.Proxy():
             return one(kind)
@@ -233,14 +233,14 @@ def head_of(heads: Heads) -> str:
     return "h" if heads is Heads.Q else "hkv"
 
 
-def slabs(context: HopperContext, ref: Ref) -> list[dict[str, str]]:
-    """Boxes of a tile: one a slab of 64 columns."""
+def slabs(context: HopperContext, ref: Ref, column: int = 0) -> list[dict[str, str]]:
+    """Boxes of a tile: one a slab of 64 columns; `column`: where the tile lies in the tensor."""
     layout = context.buffer(ref).layout
     columns = layout.pitch // layout.itemsize
     start = context.address(ref)
     count = -(-layout.cols // columns)
     return [
-        {"at": start if not k else f"{start} + {k * layout.rows * layout.pitch}", "column": str(k * columns)}
+        {"at": start if not k else f"{start} + {k * layout.rows * layout.pitch}", "column": str(column + k * columns)}
         for k in range(count)
     ]  # fmt: skip
 
@@ -275,11 +275,12 @@ def row_expr(context: HopperContext, e: Expr) -> str:
 
 def st_matrix(context: HopperContext, op: o.StFrag) -> dict[str, Argument]:
     value, buffer = context.value_of(op.src), context.buffer(op.dst)
+    pairs = min(value.cols, buffer.layout.cols) // 16
     scale = [f"{op.scaled}[{k}]" if op.scaled else "1.0f" for k in range(2)]
     return {
         "dst": context.address(op.dst), "src": op.src.name, "pack": f"pack_{buffer.elem.value}x2",
         "scale0": scale[0], "scale1": scale[1],
-        "pairs": value.cols // 16, "slab_bytes": buffer.layout.rows * buffer.layout.pitch,
+        "pairs": pairs, "first": pairs * (number(op.src.cols) if op.src.cols is not None else 0), "slab_bytes": buffer.layout.rows * buffer.layout.pitch,
     }  # fmt: skip
 
 
