@@ -1,0 +1,147 @@
+"""Hopper kernels from schedule texts: those that come with the package, and those of tests/data/sm90."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import attngen
+from attngen import Attention, alibi, causal, sliding_window, softcap
+from attngen.execute import empty_like_rows, launch_module, scalars_of
+from attngen.ir.schedule import Schedule
+from attngen.ir.verify import verify
+from attngen.kernel import Generated
+from attngen.reference import reference
+from attngen.runtime.gate import check
+from attngen.runtime.nvrtc import find_nvrtc
+from attngen.shipped import FOLDER
+from attngen.target import target
+
+SHIPPED = sorted(FOLDER.glob("sm90_*.schedule"))
+OTHERS = sorted((Path(__file__).parent / "data" / "sm90").glob("*.schedule"))
+# three warpgroups of 64 rows at D=64: ptxas reloads a few values in the loop of the role that loads, which costs nothing
+RELOADS = {"sm90_full_d64_w3", "sm90_causal_d64_w3"}
+SHAPES = (  # B, Hq, Hkv, Sq, Sk, factor of the queries, whether keys grow towards the first (each tile is then redone)
+    (1, 2, 2, 256, 256, 1, False),
+    (2, 6, 2, 1000, 1000, 1, False),
+    (1, 2, 1, 517, 333, 1, False),
+    (1, 2, 1, 300, 700, 4, True),
+    (3, 2, 2, 1, 129, 1, False),
+    (1, 1, 1, 129, 1, 1, False),
+    (2, 4, 4, 64, 2100, 8, False),
+)
+
+try:
+    find_nvrtc()
+    HAS_NVRTC = True
+except attngen.errors.MissingToolError:
+    HAS_NVRTC = False
+
+
+def generated(path: Path) -> Generated:
+    schedule = Schedule.parse(path.read_text())
+    return Generated(verify(schedule), target("sm90"), path.stem)
+
+
+def spec_of(name: str, tensors: dict[str, Tensor]) -> Attention:
+    """What a text computes, by the words of its name."""
+    words = name.split("_")
+    mask = None if "full" in words else causal()
+    if "window1024" in words or "window100" in words:
+        mask = causal() & sliding_window(1024 if "window1024" in words else 100)
+    score = None
+    if "softcap30" in words:
+        score = softcap(30.0)
+    elif "alibi" in words:
+        score = alibi(tensors["slopes"])
+    elif "table" in words:
+        table = tensors["table"]
+        middle = table.size(1) // 2
+
+        def score(s, b, h, i, j):  # type: ignore[no-untyped-def]
+            return s + table[h, i - j + middle]
+
+    return Attention(mask=mask, score=score, return_lse=True)
+
+
+def test_the_texts_are_there() -> None:
+    assert len(SHIPPED) == 12
+    assert len(OTHERS) >= 15
+
+
+@pytest.mark.parametrize("path", SHIPPED + OTHERS, ids=lambda p: p.stem)
+def test_text_is_canonical_and_verified(path: Path) -> None:
+    text = path.read_text()
+    assert Schedule.parse(text).print() == text
+    verify(Schedule.parse(text))
+
+
+@pytest.mark.skipif(not HAS_NVRTC, reason="needs NVRTC: pip install nvidia-cuda-nvrtc")
+@pytest.mark.parametrize("path", SHIPPED + OTHERS, ids=lambda p: p.stem)
+def test_text_compiles_past_the_build_gate(path: Path) -> None:
+    if path.stem in RELOADS:
+        from attngen.runtime.cache import compile_cached
+
+        module = generated(path)
+        report = check(compile_cached(module.source.text, arch="sm_90a", symbols=module.symbols))
+        assert {f.rule.value for f in report.findings if f.fatal} <= {"loop-spill"}, str(report)
+    else:
+        assert generated(path).artifact("sm_90a").resources["attn_fwd"].registers <= 168
+
+
+def test_a_variant_without_a_text_is_a_clear_error() -> None:
+    with pytest.raises(attngen.errors.SpecError, match=r"sm90.*no schedule for causal.*head_dim_qk=96.*Allowed"):
+        attngen.compile(Attention(mask=causal()), head_dim=96, target="sm90")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("path", SHIPPED + OTHERS, ids=lambda p: p.stem)
+def test_gpu_text_against_float64(path: Path, shape: tuple[int, int, int, int, int, int, bool]) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a Hopper GPU")
+    batch, heads, kv_heads, seqlen_q, seqlen_k, factor, growing = shape
+    if path.stem in RELOADS:
+        pytest.skip("the build gate refuses this text: its figures are in benchmarks")
+    module = generated(path)
+    dtype = torch.float16 if "fp16" in path.stem else torch.bfloat16
+    d, dv = module.schedule.head_dim_qk, module.schedule.head_dim_v
+    torch.manual_seed(hash(shape) % 2**31)
+    q = torch.randn(batch, seqlen_q, heads, d, device="cuda").to(dtype).transpose(1, 2) * factor
+    k, v = (torch.randn(batch, seqlen_k, kv_heads, n, device="cuda").to(dtype).transpose(1, 2) for n in (d, dv))
+    if growing:
+        k = k * (1 + torch.arange(seqlen_k, 0, -1, device="cuda")[:, None] / 200).to(dtype)
+    captures = {
+        "slopes": torch.rand(heads, device="cuda"),
+        "table": torch.randn(heads, 2 * max(seqlen_q, seqlen_k) + 1, device="cuda"),
+    }
+    spec = spec_of(path.stem, captures)
+    out = empty_like_rows(q, dv).fill_(float("nan"))
+    lse = torch.full((batch, heads, seqlen_q), float("nan"), device="cuda")
+    used = {t.name for t in module.schedule.kernels[0].tensors}
+    tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **{n: t for n, t in captures.items() if n in used}}
+    launch_module(module, tensors, scalars_of(q, k, d**-0.5))
+    want, want_lse = reference(spec, q, k, v)
+    assert want_lse is not None
+    eager = same_dtype_error(spec, q, k, v, want)
+    assert (out.double() - want).abs().max().item() <= 2 * eager + 1e-5
+    seen = torch.isfinite(want_lse)
+    assert torch.equal(lse[~seen], want_lse[~seen].float())
+    assert torch.allclose(lse[seen].double(), want_lse[seen], atol=1e-3, rtol=1e-6)
+
+
+def same_dtype_error(spec: Attention, q: Tensor, k: Tensor, v: Tensor, want: Tensor) -> float:
+    """Error of eager attention in the type of the inputs: rounded scores and weights."""
+    group = q.size(1) // k.size(1)
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    _, lse = reference(spec, q, k, v)
+    assert lse is not None
+    scores = (q @ k.transpose(-1, -2) * q.size(-1) ** -0.5).double()
+    # the score and the mask in float64 on rounded logits, weights rounded once more: what eager code loses is both
+    identity = torch.eye(k.size(2), device=q.device, dtype=torch.float64).expand(q.size(0), q.size(1), -1, -1)
+    weights, _ = reference(spec, q, k, identity.to(q.dtype))
+    rounded = weights.to(q.dtype) @ v
+    return max((rounded.double() - want).abs().max().item(), (scores - scores.to(q.dtype).double()).abs().max().item())
