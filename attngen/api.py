@@ -50,12 +50,14 @@ def attention(
     tracing a function on every call. target: the GPU generation to generate for; None: the one that fits the device.
     CPU tensors run in the emulator."""
     on = None if target is None else _target(target)
-    for name, t in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(t, Tensor):
-            raise SignatureError(f"{name} is a {type(t).__name__}. Allowed: a tensor [batch, heads, seq, head_dim]")
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+        raise _not_a_tensor(q, k, v)
     if spec is None:
         spec = Attention(mask, score, scale, sink, return_lse, normalizer)
-    else:
+    elif (
+        not isinstance(spec, Attention) or mask is not None or score is not None or scale is not None
+        or sink is not None or return_lse is not False or normalizer != "softmax"
+    ):  # fmt: skip
         _check_alone(spec, mask, score, scale, sink, return_lse, normalizer)
     key, captures = prepare(spec, on)
     out, lse = _call(spec, key, q, k, v, captures)
@@ -69,8 +71,12 @@ def _call(spec: Attention, key: str, q: Tensor, k: Tensor, v: Tensor, captures: 
         raise SignatureError(
             f"q has the shape {list(q.shape)}. Allowed: 4 dimensions [batch, heads, seq, head_dim], head_dim > 0"
         )
-    out, lse = ops.forward(q, k, v, captures, key, spec.scale_for(q.size(3)))
-    return out, lse
+    return ops.call(q, k, v, captures, key, spec.scale_for(q.size(3)))
+
+
+def _not_a_tensor(*given: object) -> SignatureError:
+    name, wrong = next((name, t) for name, t in zip("qkv", given, strict=True) if not isinstance(t, Tensor))
+    return SignatureError(f"{name} is a {type(wrong).__name__}. Allowed: a tensor [batch, heads, seq, head_dim]")
 
 
 def _target(name: str) -> Target:
@@ -129,6 +135,18 @@ class BoundKernel:
     @property
     def target(self) -> Target:
         return self.kernel.target
+
+    def explain(self) -> str:
+        """Every level of the kernel with the reasons of its decisions, and the numbers that became constants."""
+        kernel = self.kernel
+        lines = [f"variant    {kernel.variant.description}", f"signature  {kernel.signature}"]
+        lines += [f"target     {kernel.target.name}", f"config     {kernel.config}"]
+        lines += [f"refused    {text}" for text in kernel.rejected]
+        lines += [f"constant   {name} = {value}" for name, value in kernel.variant.constants]
+        lines += [f"{fact.subject}: {fact.text}" for fact in kernel.schedule.facts]
+        for stage in kernel.levels.stages:
+            lines += ["", f"---- {stage.name}", str(stage).rstrip()]
+        return "\n".join(lines) + "\n"
 
     @property
     def resources(self) -> dict[str, Resources]:

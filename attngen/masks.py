@@ -51,6 +51,12 @@ class Mask(ABC):
     def __invert__(self) -> Mask:
         return Not(self)
 
+    def __bool__(self) -> bool:
+        raise SpecError(
+            f"the mask `{self}` has no truth value, so `and`, `or` and `not` would drop a part of it. "
+            "Write `&`, `|`, `~`"
+        )
+
 
 def as_mask(mask: object) -> Mask:
     """A mask from what a user may give as one."""

@@ -19,19 +19,27 @@ _RESERVED_TEXT = (
     "do double else enum explicit export extern float for friend goto if inline int long mutable namespace "
     "new not operator or private protected public register return short signed sizeof static struct switch "
     "template this throw try typedef typeid typename union unsigned using virtual void volatile while xor "
-    "half blockIdx threadIdx blockDim gridDim"
+    "half blockIdx threadIdx blockDim gridDim "
+    "and_eq bitand bitor char8_t char16_t char32_t compl concept consteval constinit const_cast co_await co_return "
+    "co_yield decltype dynamic_cast noexcept not_eq nullptr or_eq reinterpret_cast requires static_assert static_cast "
+    "thread_local typename wchar_t xor_eq "
+    "u8 u16 u32 u64 i64 DI INF "
+    "batch heads group work rounds ctas elements visit classes masked count "
+    "i_f j_f i_lo i_hi n_lo n_hi m_tiles end0 end1 seen_hi first some top full_lo full_hi"
 )
 _RESERVED = frozenset(_RESERVED_TEXT.split())
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # rS, sQ, ... are the kernel's own values; the others are names that C++ reserves
 _KERNEL_NAME = re.compile(r"[rs][A-Z]|__|_[A-Z]")
+# strides, sizes and tensor maps among a kernel's parameters; its numbered values
+_NUMBERED = re.compile(r"\w+_(?:[sn]\d+|map)|[uvij]\d+(?:_f)?")
 
 
 def c_name(name: str, suffix: str) -> str | None:
     """`name`, made different by `suffix` where a kernel could not use it; None when it is no C identifier."""
     if not _IDENTIFIER.fullmatch(name):
         return None
-    if name in _RESERVED or _KERNEL_NAME.match(name):
+    if name in _RESERVED or _KERNEL_NAME.match(name) or _NUMBERED.fullmatch(name):
         return name.lstrip("_") + suffix
     return name
 

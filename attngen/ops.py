@@ -15,13 +15,14 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from attngen.config import Config
+from attngen.dispatch import addresses
 from attngen.errors import EmulationWarning, GradientError, SignatureError
 from attngen.evaluate import evaluate
 from attngen.execute import empty_like_rows, run, target_for
 from attngen.kernel import Kernel, kernel_for
 from attngen.plan import Plan, plan
 from attngen.progress import Progress
-from attngen.signature import Shapes, check_tensors, signature_of
+from attngen.signature import VECTOR_BYTES, Shapes, check_tensors, signature_of
 from attngen.spec import Normalizer, Variant
 from attngen.target import Target
 from attngen.trace import ShapeRule
@@ -116,23 +117,29 @@ def entry(key: str) -> Entry:
 def _forward(q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], key: str, scale: float) -> tuple[Tensor, Tensor]:
     if not q.is_cuda:
         return _emulated(q, k, v, captures, key, scale)
+    return _on_gpu(q, k, v, captures, key, scale, [t.data_ptr() for t in (q, k, v, *captures)])
+
+
+def _on_gpu(
+    q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], key: str, scale: float, pointers: list[int]
+) -> tuple[Tensor, Tensor]:
     # what the plan depends on, and what its checks looked at
     call = (
-        key, scale, not (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16,
+        key, scale, not (pointers[0] | pointers[1] | pointers[2]) % VECTOR_BYTES,
         q.dtype, q.device, q.shape, q.stride(), k.dtype, k.device, k.shape, k.stride(), v.dtype, v.device, v.shape,
         v.stride(),
         *[x for t in captures for x in (t.dtype, t.device, t.shape, t.stride())],
     )  # fmt: skip
     found = _plans.get(call)
     if found is not None:
-        return found.run(q, k, v, captures)
+        return found.run(pointers)
     kernel, shapes = _kernel(q, k, v, captures, key)
     if _is_empty(shapes):
         return run(kernel, q, k, v, dict(zip(entry(key).names, captures, strict=True)), scale)
     if len(_plans) >= PLANS:  # many lengths, as in decoding: forget them together rather than count uses
         _plans.clear()
     made = _plans[call] = plan(kernel, q, k, v, captures, entry(key).names, scale)
-    return made.run(q, k, v, captures)
+    return made.run(pointers)
 
 
 def _kernel(q: Tensor, k: Tensor, v: Tensor, captures: Sequence[Tensor], key: str) -> tuple[Kernel, Shapes]:
@@ -246,3 +253,13 @@ _library.impl("forward", _autograd, "Autograd")
 torch.library.register_fake("attngen::forward", _fake, lib=_library)
 
 forward: Any = torch.ops.attngen.forward.default
+
+
+def call(q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], key: str, scale: float) -> tuple[Tensor, Tensor]:
+    """As `forward`, without the way through torch's dispatcher where that only costs time."""
+    if not torch.compiler.is_dynamo_compiling() and q.is_cuda:
+        pointers = addresses((q, k, v, *captures))
+        if pointers is not None:
+            return _on_gpu(q, k, v, captures, key, scale, pointers)
+    result: tuple[Tensor, Tensor] = forward(q, k, v, captures, key, scale)
+    return result

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,25 +48,59 @@ class Reads:
 _prepared: dict[Structure, Prepared] = {}
 
 
+class Kept(NamedTuple):  # made in a fraction of a dataclass's time
+    """What `prepare` gave for a description, as long as neither its parts nor the types of its tensors change."""
+
+    key: str
+    captures: list[Tensor]
+    types: list[tuple[torch.dtype, torch.Size]]
+    parts: tuple[object, ...]
+
+    def fits(self, spec: Attention) -> bool:
+        mask, scores, sink, normalizer, scale = self.parts
+        return (
+            spec.mask is mask and spec.scores is scores and spec.sink is sink and spec.normalizer is normalizer
+            and spec.scale is scale and (not self.captures or _types(self.captures) == self.types)
+        )  # fmt: skip
+
+
 def prepare(spec: Attention, on: Target | None) -> tuple[str, list[Tensor]]:
     """The operator's key and captured tensors."""
+    name = on.name if on else ""
     if torch.compiler.is_dynamo_compiling():
         tensors: list[Tensor] = []
         functions: list[Callable[..., Any]] = []
         structure = split(spec, tensors, functions)
-        found = _constant(structure, on.name if on else "")
+        found = _constant(structure, name)
         _read_again(functions, tensors)
-    elif spec.is_traced:
-        return _key(spec, on), list(spec.tensors.values())
-    else:
-        tensors, functions = [], []
+        return found.key, _in_order(tensors, found)
+    kept = spec.kept.get(name)
+    if not isinstance(kept, Kept) or not kept.fits(spec):
+        key, captures = _prepare(spec, on)
+        parts = (spec.mask, spec.scores, spec.sink, spec.normalizer, spec.scale)
+        kept = spec.kept[name] = Kept(key, captures, _types(captures), parts)
+    return kept.key, kept.captures
+
+
+def _prepare(spec: Attention, on: Target | None) -> tuple[str, list[Tensor]]:
+    if not spec.is_traced:
+        tensors: list[Tensor] = []
+        functions: list[Callable[..., Any]] = []
         structure = split(spec, tensors, functions)
-        if functions:  # what they read may change between two calls
-            return _key(spec, on), list(spec.tensors.values())
-        at = (structure, on.name if on else "")
-        found = _prepared.get(at) or _prepared.setdefault(at, build(structure, on))
+        if not functions:  # what they read may change between two descriptions
+            at = (structure, on.name if on else "")
+            found = _prepared.get(at) or _prepared.setdefault(at, build(structure, on))
+            return found.key, _in_order(tensors, found)
+    return _key(spec, on), list(spec.tensors.values())
+
+
+def _in_order(tensors: list[Tensor], found: Prepared) -> list[Tensor]:
     every = [*tensors, *found.made]
-    return found.key, [every[n] for n in found.order]
+    return [every[n] for n in found.order]
+
+
+def _types(tensors: list[Tensor]) -> list[tuple[torch.dtype, torch.Size]]:
+    return [(t.dtype, t.shape) for t in tensors]
 
 
 def _key(spec: Attention, on: Target | None) -> str:

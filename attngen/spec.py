@@ -97,7 +97,7 @@ class Attention:
             raise SpecError(
                 f"normalizer={normalizer!r} is not known. Allowed: {', '.join(map(repr, _NORMALIZERS))}"
             )
-        self.normalizer = Normalizer(normalizer)
+        self.normalizer = _NORMALIZERS[normalizer]
         if self.normalizer is Normalizer.NONE:
             for name, given in (("return_lse", return_lse), ("sink", sink is not None)):
                 if given:
@@ -105,6 +105,7 @@ class Attention:
                         f"{name} needs normalizer='softmax'; with normalizer='none' no sum is taken. Leave "
                         "it out"
                     )
+        self.kept: dict[str, object] = {}  # what attngen.prepare made of it, by target
         self._traced: tuple[Variant, Mapping[str, torch.Tensor], tuple[ShapeRule, ...]] | None = None
 
     @property
@@ -199,4 +200,4 @@ def _check_sink(sink: object) -> torch.Tensor | None:
 
 
 _SINK_TYPES = {torch.float32: Storage.F32, torch.float16: Storage.F16, torch.bfloat16: Storage.BF16}
-_NORMALIZERS = tuple(n.value for n in Normalizer)  # torch.compile cannot iterate over an Enum
+_NORMALIZERS = {n.value: n for n in Normalizer}  # torch.compile cannot iterate over an Enum

@@ -15,6 +15,7 @@ from attngen.layout import SLAB_BYTES, Swizzle
 
 MAX_RANK, MAX_BOX, MAX_STRIDE, ALIGN = 5, 256, 2**40, 16
 BYTES = 128  # of an encoded map
+EMULATOR_MARK = int.from_bytes(b"TMAP", "little")
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,9 @@ def encode_driver(described: TensorMap) -> bytes:
 
 
 def encode_emulator(described: TensorMap) -> bytes:
-    """The emulator's own 128 bytes: pointer, rank, element and swizzle bytes, dims, strides, box."""
+    """The emulator's own 128 bytes, `struct Map` of templates/emulator/tma.hpp."""
     rank, span = len(described.dims), SLAB_BYTES.get(described.swizzle, 0)
     dims, box = (t + (1,) * (MAX_RANK - rank) for t in (described.dims, described.box))
     strides = described.strides_bytes + (0,) * (MAX_RANK - rank)
-    head = (described.pointer, rank, described.elem.bytes, span, 0)
+    head = (described.pointer, rank, described.elem.bytes, span, EMULATOR_MARK)
     return struct.pack("<QiiiI5Q4Q5I", *head, *dims, *strides[:4], *box).ljust(BYTES, b"\0")

@@ -14,15 +14,19 @@ _FACTORIES = (full, causal, window, sliding_window, prefix_lm, document, softcap
 
 def mask_of(mask: object) -> Mask | None:
     """What a user gave as `mask=`."""
+    if mask is None or isinstance(mask, Mask):
+        return mask
     _check_called("mask", mask)
     if isinstance(mask, Score):
         raise SpecError(f"mask={mask} is a score modification. Give it as `score=`")
-    return None if mask is None else as_mask(mask)
+    return as_mask(mask)
 
 
 def scores_of(score: object) -> tuple[Score, ...]:
     """What a user gave as `score=`: one or a list, in the order of application."""
-    listed = () if score is None else score if isinstance(score, (list, tuple)) else (score,)
+    if score is None:
+        return ()
+    listed = score if isinstance(score, (list, tuple)) else (score,)
     for one in listed:
         _check_called("score", one)
         if isinstance(one, Mask):

@@ -26,7 +26,7 @@ NUMBER = 3
 
 def test_public_names() -> None:
     expected = "attention compile precompile Attention causal sliding_window window prefix_lm document full alibi"
-    expected += " softcap bias exp log tanh sigmoid sqrt abs where minimum maximum floor errors __version__"
+    expected += " softcap bias exp log tanh sigmoid sqrt abs where minimum maximum floor merge errors __version__"
     assert sorted(attngen.__all__) == sorted(expected.split())
     assert [n for n in attngen.__all__ if getattr(attngen, n, None) is None] == []
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
@@ -123,7 +123,7 @@ def test_empty(sizes: tuple[int, int, int], sink: torch.Tensor | None) -> None:
         ({"q": torch.zeros(1, 2, 5, 0).bfloat16()}, "head_dim > 0"),
         ({"k": None}, "k is a NoneType. Allowed: a tensor"),
         ({"q": torch.zeros(1, 2, 5, 64, device="meta", dtype=torch.bfloat16)}, "k has device cpu, q has meta"),
-        ({"target": "sm90"}, "target='sm90'. Allowed: 'sm80'"),
+        ({"target": "sm70"}, "target='sm70'. Allowed: 'sm80', 'sm90'"),
         ({"target": "hopper"}, "target='hopper'. Allowed: 'sm80'"),
         ({"sink": torch.zeros(3)}, r"sink has the shape \[3\]. Allowed: \[2\]"),
     ],
@@ -213,7 +213,7 @@ def test_resources() -> None:
         ({"head_dim_v": 512}, "head_dim_v=512 is not supported"),
         ({"dtype": torch.float32}, "dtype=torch.float32. Allowed: torch.float16, torch.bfloat16"),
         ({"alignment": 4}, "alignment=4 is not supported. Allowed: 2, 16"),
-        ({"target": "sm90"}, "target='sm90'. Allowed: 'sm80'"),
+        ({"target": "sm70"}, "target='sm70'. Allowed: 'sm80', 'sm90'"),
     ],
 )
 def test_compile_refuses(arguments: dict[str, Any], words: str) -> None:

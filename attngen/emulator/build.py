@@ -127,7 +127,7 @@ def _translation_unit(body: str, kernels: Sequence[KernelEntry]) -> str:
         for k in kernels
     )
     return (
-        '#include "common.hpp"\n#include "sm80.hpp"\n'
+        '#include "common.hpp"\n#include "sm80.hpp"\n#include "sm90.hpp"\n'
         f'#line 1 "body"\n{body}\n'
         '#line 1 "kernels"\n'
         f"extern const emu::KernelEntry attngen_kernels[] = {{\n{rows}\n}};\n"

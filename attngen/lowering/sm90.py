@@ -276,11 +276,12 @@ def row_expr(context: HopperContext, e: Expr) -> str:
 def st_matrix(context: HopperContext, op: o.StFrag) -> dict[str, Argument]:
     value, buffer = context.value_of(op.src), context.buffer(op.dst)
     pairs = min(value.cols, buffer.layout.cols) // 16
+    first = pairs * (number(op.src.cols) if op.src.cols is not None else 0)
     scale = [f"{op.scaled}[{k}]" if op.scaled else "1.0f" for k in range(2)]
     return {
         "dst": context.address(op.dst), "src": op.src.name, "pack": f"pack_{buffer.elem.value}x2",
         "scale0": scale[0], "scale1": scale[1],
-        "pairs": pairs, "first": pairs * (number(op.src.cols) if op.src.cols is not None else 0), "slab_bytes": buffer.layout.rows * buffer.layout.pitch,
+        "pairs": pairs, "first": first, "slab_bytes": buffer.layout.rows * buffer.layout.pitch,
     }  # fmt: skip
 
 

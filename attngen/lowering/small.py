@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from attngen.cprint import C_DTYPE, Printer
@@ -24,6 +25,10 @@ def scan_call(context: RoleContext, op: o.ScanTiles) -> dict[str, Argument]:
             lines[scope] += printer.temporaries(s.value)
             head = f"{s.target}[ci]" if scope is Scope.COL else f"const {C_DTYPE[s.value.dtype]} {s.target}"
             lines[scope].append(f"{head} = {printer(s.value)};")
+        # indices as floats, where a comparison needs them
+        text = "\n".join(lines[scope])
+        used = [index for index in ("i", "j") if re.search(rf"\b{index}_f\b", text)]
+        lines[scope] = [f"const float {index}_f = f32_of_s32({index});" for index in used] + lines[scope]
     return {
         "dst": op.dst, "at": context.row_of(op.dst), "lo": context.expr(op.lo), "hi": context.expr(op.hi),
         "block_n": op.block_n,

@@ -22,7 +22,8 @@ PACKED = {Elem.BF16: "bf16x2", Elem.F16: "f16x2"}
 
 def place(program: Program) -> Program:
     loaded = {op.dst.name for op in program.ops() if isinstance(op, LoadTile)}
-    results = {op.d.name for op in program.ops() if isinstance(op, ContractTile)}
+    fragments = {op.d.name for op in program.ops() if isinstance(op, ContractTile)}
+    fragments |= {op.over.name for op in program.ops() if isinstance(op, Map)}  # scores made of positions alone
     left = {op.a.name for op in program.ops() if isinstance(op, ContractTile)} - loaded
     rows_axis = {v.name: v.axes[0] for v in program.values}
     sources = {
@@ -34,7 +35,7 @@ def place(program: Program) -> Program:
         if v.name in loaded:
             layout = SmemLayout(v.rows, v.cols, v.elem.bytes, Swizzle.XOR)
             return dataclasses.replace(v, space=Space.SHARED, layout=layout)
-        if v.name in results:
+        if v.name in fragments:
             return dataclasses.replace(v, space=Space.REGISTER, fragment=Fragment.ACC)
         if v.name in left:
             source = sources.get(v.name, "")

@@ -63,8 +63,8 @@ def issue_points(loop: TileLoop, stages: int) -> Points:
     """(position among the compute ops, the copies issued there with their distance in tiles)."""
     loads = [op for op in loop.body if isinstance(op, LoadTile)]
     compute = [op for op in loop.body if not isinstance(op, LoadTile)]
-    if stages > 1:
-        return [(0, [(load, stages - 1) for load in loads])]
+    if stages > 1 or len(loads) == 1:  # one tile alone has no reader before its own that could hide its copy
+        return [(0, [(load, max(1, stages - 1)) for load in loads])]
     reader = {
         load.dst.name: next(i for i, op in enumerate(compute) if any(r.name == load.dst.name for r in op.reads()))
         for load in loads
@@ -103,18 +103,18 @@ class _Builder:
         return dataclasses.replace(op, id=op_id)
 
     def prologue(self, points: Points) -> Iterator[AnyOp]:
+        """Copies of the item, those that the steady state would have issued before the first step, then the rest."""
         number = 0
-        for op in self.program.prologue:
+        for op in (x for x in self.program.prologue if isinstance(x, LoadTile)):
             number += 1
-            yield self.copy(f"P{number}", op, None) if isinstance(op, LoadTile) else self.compute(f"P{number}", op)
-            if isinstance(op, LoadTile):
-                depth = max(distance for _, loads in points for _, distance in loads)
-                for tile in range(depth):  # what the steady state would have issued before the first step
-                    for _, loads in points:
-                        for load, distance in loads:
-                            if tile < distance:
-                                number += 1
-                                yield self.copy(f"P{number}", load, const(tile))
+            yield self.copy(f"P{number}", op, None)
+        for tile in range(max(distance for _, loads in points for _, distance in loads)):
+            for load in (x for _, loads in points for x, distance in loads if tile < distance):
+                number += 1
+                yield self.copy(f"P{number}", load, const(tile))
+        for rest in (x for x in self.program.prologue if not isinstance(x, LoadTile)):
+            number += 1
+            yield self.compute(f"P{number}", rest)
 
     def step(self, points: Points) -> Iterator[AnyOp]:
         compute = [op for op in self.program.loop.body if not isinstance(op, LoadTile)]

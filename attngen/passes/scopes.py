@@ -13,6 +13,7 @@ from attngen.ir.ops import Scope, Stmt
 
 _LEVEL = {Scope.ITEM: 0, Scope.ROW: 1, Scope.COL: 1, Scope.ELEM: 2}
 _COSTLY = frozenset({Op.LOAD, Op.EXP2, Op.LOG2, Op.RCP, Op.DIV, Op.SQRT, Op.FLOORDIV, Op.MOD})
+_TYPES = frozenset({"u8", "u16", "u32", "u64"})  # of the kernel text: no names for values
 
 
 def join(scopes: Iterable[Scope]) -> Scope:
@@ -55,7 +56,7 @@ class Scopes:
         wanted = self.names.get(e, "")
         number = 0
         name = wanted or "u0"
-        while name in self.taken:
+        while name in self.taken or name in _TYPES:
             number += 1
             name = f"{wanted}_{number}" if wanted else f"u{number}"
         self.taken.add(name)

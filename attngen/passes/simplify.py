@@ -81,7 +81,8 @@ def simplify_expr(e: Expr) -> Expr:
 def simplify(graph: Graph) -> Graph:
     def one(node: Node) -> Node:
         if isinstance(node, Map):
-            return dataclasses.replace(node, expr=simplify_expr(node.expr))
+            expr = simplify_expr(node.expr)  # may need fewer nodes: a score of the positions alone reads no logits
+            return dataclasses.replace(node, expr=expr, inputs=tuple(n for n in node.inputs if n in variables(expr)))
         if isinstance(node, Mask):
             return dataclasses.replace(node, visible=simplify_expr(node.visible))
         if isinstance(node, RowReduce) and node.extra is not None:

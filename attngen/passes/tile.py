@@ -118,14 +118,23 @@ class _Tiler:
 
     # ---- the body of the loop ----------------------------------------------------------------------------------
 
+    @property
+    def reads_logits(self) -> bool:
+        """A score of the positions alone needs neither queries nor keys."""
+        mask = self.graph[self.fold.x]
+        assert isinstance(mask, Mask)
+        score = self.graph[mask.x]
+        return not isinstance(score, Map) or bool(score.inputs)
+
     def scores(self) -> None:
         """s = q . k, the user's score, the mask."""
         mask = self.graph[self.fold.x]
         assert isinstance(mask, Mask)
-        self.ops.append(LoadTile(id=self.next_id(), dst=Ref(name="sK"), src="k", heads=Heads.KV,
-                                 row=mul(i32("n"), const(self.config.block_n)), limit=SEQLEN_K))
-        self.ops.append(ContractTile(id=self.next_id(), d=Ref(name="rS"), a=Ref(name="sQ"),
-                                     b=Ref(name="sK", transposed=True), zero=True))  # fmt: skip
+        if self.reads_logits:
+            self.ops.append(LoadTile(id=self.next_id(), dst=Ref(name="sK"), src="k", heads=Heads.KV,
+                                     row=mul(i32("n"), const(self.config.block_n)), limit=SEQLEN_K))
+            self.ops.append(ContractTile(id=self.next_id(), d=Ref(name="rS"), a=Ref(name="sQ"),
+                                         b=Ref(name="sK", transposed=True), zero=True))  # fmt: skip
         score = self.graph[mask.x]
         fragment = var("rS", DType.F32)
         if isinstance(score, Map):
@@ -198,9 +207,12 @@ class _Tiler:
 
     def prologue(self) -> tuple[TileOp, ...]:
         row = mul(M_TILE, const(self.config.block_m))
-        ops: list[TileOp] = [LoadTile(id="o0", dst=Ref(name="sQ"), src="q", heads=Heads.Q, row=row, limit=SEQLEN_Q)]
+        ops: list[TileOp] = []
+        if self.reads_logits:
+            ops.append(LoadTile(id="o0", dst=Ref(name="sQ"), src="q", heads=Heads.Q, row=row, limit=SEQLEN_Q))
         if self.scopes.rows:
-            ops.append(MapOp(id="o1", over=Ref(name="rS"), body=tuple(self.scopes.rows.values()), note="once an item"))
+            body = tuple(self.scopes.rows.values())
+            ops.append(MapOp(id=f"o{len(ops)}", over=Ref(name="rS"), body=body, note="once an item"))
         for s in self.fold.states:
             name = "rO" if s.operand else s.name
             ops.append(Fill(id=f"o{len(ops)}", dst=Ref(name=name), value=neutral(s)))
@@ -289,7 +301,8 @@ def tile(graph: Graph, variant: Variant, signature: Signature, config: Config, v
         name="attn_fwd", head_dim_qk=signature.head_dim_qk, head_dim_v=signature.head_dim_v, config=config,
         tensors=_tensors(graph, variant, elem, workspaces), scalars=_SCALARS,
         lets=(*lets, *seen_lets, *scopes.lets.values()),
-        values=(*_tiles(config, signature, elem), *t.rows), prologue=t.prologue(), loop=loop, epilogue=epilogue,
+        values=(*_tiles(config, signature, elem, t.reads_logits), *t.rows),
+        prologue=t.prologue(), loop=loop, epilogue=epilogue,
         workspaces=workspaces, visit_mask=graph[fold.x].visible if workspaces else None,  # type: ignore[attr-defined]
         facts=(Fact(subject="ranges", text=_ranges_fact(visit)),),
     )  # fmt: skip
@@ -301,13 +314,16 @@ _SCALARS = (
 )
 
 
-def _tiles(config: Config, signature: Signature, elem: Elem) -> tuple[TileValue, ...]:
+def _tiles(config: Config, signature: Signature, elem: Elem, logits: bool) -> tuple[TileValue, ...]:
     m, n, d, dv = config.block_m, config.block_n, padded(signature.head_dim_qk), padded(signature.head_dim_v)
     shapes: Mapping[str, tuple[Elem, int, int, tuple[str, str]]] = {
         "sQ": (elem, m, d, ("M", "D")), "sK": (elem, n, d, ("N", "D")), "sV": (elem, n, dv, ("N", "Dv")),
         "rS": (Elem.F32, m, n, ("M", "N")), "rP": (elem, m, n, ("M", "N")), "rO": (Elem.F32, m, dv, ("M", "Dv")),
     }  # fmt: skip
-    return tuple(TileValue(name=k, elem=e, rows=r, cols=c, axes=a) for k, (e, r, c, a) in shapes.items())
+    return tuple(
+        TileValue(name=k, elem=e, rows=r, cols=c, axes=a)
+        for k, (e, r, c, a) in shapes.items() if logits or k not in ("sQ", "sK")
+    )  # fmt: skip
 
 
 def _tensors(graph: Graph, variant: Variant, elem: Elem, workspaces: tuple[Workspace, ...]) -> tuple[TensorArg, ...]:

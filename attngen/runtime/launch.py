@@ -4,12 +4,15 @@ synchronisation."""
 from __future__ import annotations
 
 import ctypes
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from attngen.errors import LaunchError
-from attngen.runtime.load import LoadedKernel, call, current, driver
+from attngen.runtime.load import LoadedKernel, current, driver, library
 
 MAX_GRID = 2**31 - 1
 MAX_THREADS = 1024
@@ -41,23 +44,33 @@ def launch(
     there.
 
     Does not wait and does not allocate on the device, so it can be captured into a CUDA graph."""
-    if not 0 < grid <= MAX_GRID:
-        raise LaunchError(f"{kernel.symbol}: a grid of {grid} blocks; allowed are 1 to {MAX_GRID}")
-    if not 0 < threads <= MAX_THREADS:
-        raise LaunchError(f"{kernel.symbol}: {threads} threads a block; allowed are 1 to {MAX_THREADS}")
     packed = pack(params) if isinstance(params, bytes) else params
-    if packed.size != kernel.param_bytes:
-        raise LaunchError(
-            f"{kernel.symbol}: {packed.size} bytes of parameters; the kernel takes {kernel.param_bytes}"
-        )
+    _check(kernel, grid, threads, packed.size)
     handle = current_stream(kernel.device_index) if stream is None else stream
-    # A thread that has made no CUDA call yet has no context, and one that works on another device has the
-    # wrong one.
-    if int(call("cuCtxGetCurrent")) == kernel.context_address:
-        _enqueue(kernel, grid, threads, packed, handle)
-    else:
-        with current(kernel.context):
-            _enqueue(kernel, grid, threads, packed, handle)
+    _enqueue(kernel, _call(kernel, grid, threads, packed), handle)
+
+
+class Launcher:
+    """A launch that is repeated on torch's current stream: only the front of its parameters changes.
+
+    A call takes a buffer of its own, so threads never share one. The driver copies the parameters during the call,
+    also into a graph that is being captured: the buffer is free again behind it."""
+
+    def __init__(self, kernel: LoadedKernel, grid: int, threads: int, params: bytes, front: struct.Struct) -> None:
+        """`params`: all of them, with anything where `front` lies."""
+        _check(kernel, grid, threads, len(params))
+        self._kernel, self._grid, self._threads = kernel, grid, threads
+        self._params, self._front = params, front
+        self._free: list[_Call] = []
+
+    def run(self, values: Sequence[int | bytes]) -> None:
+        try:
+            call = self._free.pop()
+        except IndexError:
+            call = _call(self._kernel, self._grid, self._threads, pack(self._params))
+        self._front.pack_into(call.params.buffer, 0, *values)
+        _enqueue(self._kernel, call, current_stream(self._kernel.device_index))
+        self._free.append(call)
 
 
 def current_stream(device_index: int) -> int:
@@ -65,12 +78,59 @@ def current_stream(device_index: int) -> int:
     return torch._C._cuda_getCurrentRawStream(device_index)
 
 
-def _enqueue(kernel: LoadedKernel, grid: int, threads: int, params: Params, stream: int) -> None:
-    (status,) = driver().cuLaunchKernel(
-        kernel.function, grid, 1, 1, threads, 1, 1, kernel.smem_bytes, stream, params.address, 0
+@dataclass(frozen=True)
+class _Call:
+    """The driver calls of a launch, with their arguments converted; the stream is set before each."""
+
+    params: Params
+    stream: ctypes.c_void_p
+    launch: Any  # cuLaunchKernel
+    arguments: tuple[Any, ...]
+    get_context: Any  # cuCtxGetCurrent
+    context: ctypes.c_void_p  # what it wrote
+    context_at: Any
+
+
+def _check(kernel: LoadedKernel, grid: int, threads: int, size: int) -> None:
+    if not 0 < grid <= MAX_GRID:
+        raise LaunchError(f"{kernel.symbol}: a grid of {grid} blocks; allowed are 1 to {MAX_GRID}")
+    if not 0 < threads <= MAX_THREADS:
+        raise LaunchError(f"{kernel.symbol}: {threads} threads a block; allowed are 1 to {MAX_THREADS}")
+    if size != kernel.param_bytes:
+        raise LaunchError(f"{kernel.symbol}: {size} bytes of parameters; the kernel takes {kernel.param_bytes}")
+
+
+def _call(kernel: LoadedKernel, grid: int, threads: int, params: Params) -> _Call:
+    functions, number = library(), ctypes.c_uint
+    stream, context, one = ctypes.c_void_p(), ctypes.c_void_p(), number(1)
+    arguments = (
+        ctypes.c_void_p(int(kernel.function)), number(grid), one, one, number(threads), one, one,
+        number(kernel.smem_bytes), stream, ctypes.c_void_p(params.address), None,
+    )  # fmt: skip
+    return _Call(
+        params, stream, functions.cuLaunchKernel, arguments, functions.cuCtxGetCurrent, context, ctypes.byref(context)
     )
+
+
+def _enqueue(kernel: LoadedKernel, call: _Call, stream: int) -> None:
+    call.stream.value = stream
+    # A thread that has made no CUDA call yet has no context, and one that works on another device has the
+    # wrong one.
+    if call.get_context(call.context_at) == 0 and call.context.value == kernel.context_address:
+        status = call.launch(*call.arguments)
+    else:
+        with current(kernel.context):
+            status = call.launch(*call.arguments)
     if status != 0:
+        _, grid, _, _, threads, *_ = call.arguments
         raise LaunchError(
-            f"{kernel.symbol}: cuLaunchKernel failed: {getattr(status, 'name', status)} (grid {grid}, "
-            f"{threads} threads, {kernel.smem_bytes} bytes of shared memory, device {kernel.device_index})"
+            f"{kernel.symbol}: cuLaunchKernel failed: {_error_name(status)} (grid {grid.value}, "
+            f"{threads.value} threads, {kernel.smem_bytes} bytes of shared memory, device {kernel.device_index})"
         )
+
+
+def _error_name(status: int) -> str:
+    try:
+        return str(driver().CUresult(status).name)
+    except ValueError:  # newer than the binding
+        return str(status)

@@ -2,18 +2,20 @@
 
 namespace emu {
 
-bool gather(const char* name, void* arguments, int line) {
-  const Fiber& fiber = *launch.current;
-  Gathering& g = fiber.cta->gatherings[fiber.warp()];
+Gathering& Fiber::warp_gathering() const { return cta->warp_gatherings[warp()]; }
+
+bool gather(Gathering& g, const char* name, void* arguments, int line) {
+  const int member = launch.current->thread - g.first;
   if (g.arrived == 0) {
     g.name = name;
     g.line = line;
   } else if (g.line != line || g.name != name) {
-    fail(line, "warp %d diverged: lane %d is in %s, %d lanes wait in %s at line %d", fiber.warp(), fiber.lane(), name,
-         g.arrived, g.name, g.line);
+    const bool warp = g.size == WARP;
+    fail(line, "%s %d diverged: %s %d is in %s, %d %s wait in %s at line %d", warp ? "warp" : "warpgroup",
+         g.first / g.size, warp ? "lane" : "thread", member, name, g.arrived, warp ? "lanes" : "threads", g.name, g.line);
   }
-  g.arguments[fiber.lane()] = arguments;
-  if (++g.arrived < WARP) {
+  g.arguments[member] = arguments;
+  if (++g.arrived < g.size) {
     block(name, line);
     return false;
   }
@@ -21,17 +23,26 @@ bool gather(const char* name, void* arguments, int line) {
   return true;
 }
 
-void release_warp() {
-  const Fiber& self = *launch.current;
-  Fiber* lanes = &self.cta->fibers[(size_t)self.warp() * WARP];
-  for (int i = 0; i < WARP; i++) {
-    if (&lanes[i] != &self) launch.ready.push(lanes[i]);
+void release(const Gathering& g) {
+  Fiber* members = &launch.current->cta->fibers[g.first];
+  for (int i = 0; i < g.size; i++) {
+    if (&members[i] != launch.current) launch.ready.push(members[i]);
   }
+}
+
+Gathering& warpgroup_gathering(const char* name, int line) {
+  const Fiber& fiber = *launch.current;
+  Cta& cta = *fiber.cta;
+  const size_t group = (size_t)(fiber.thread / WARPGROUP);
+  if (group >= cta.warpgroup_gatherings.size()) {
+    fail(line, "%s in an incomplete warpgroup: the CTA has %d threads", name, cta.threads);
+  }
+  return cta.warpgroup_gatherings[group];
 }
 
 // A warp arrives when its last lane does; the last warp orders all and wakes all.
 void cta_barrier(int line) {
-  if (!gather("cta_sync", nullptr, line)) return;
+  if (!gather(launch.current->warp_gathering(), "cta_sync", nullptr, line)) return;
   Cta& cta = *launch.current->cta;
   if (++cta.warps_at_barrier < cta.warps) {
     block("cta_sync", line);

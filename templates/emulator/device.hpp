@@ -36,6 +36,44 @@ void copy_async(u32 dst, const void* src, int src_bytes, int line);
 void copy_async_commit(int line);
 void copy_async_wait(int groups_left, int line);
 
+// stmatrix: the lanes' rows of four 8x8 matrices of 16-bit elements go to shared memory.
+void store_matrices(u32 addr, const u32 (&x)[4], bool transposed, int line);
+
+void named_barrier_sync(int id, int threads, int line);
+void named_barrier_arrive(int id, int threads, int line);
+
+void mbarrier_init(u32 addr, int count, int line);
+void mbarrier_fence_init(int line);
+void mbarrier_arrive_at(u32 addr, int line);
+void mbarrier_expect(u32 addr, int bytes, int line);
+void mbarrier_wait_at(u32 addr, int parity, int line);
+
+// `at`: coordinates, innermost first. A store adds f32 where `add` says so.
+void tensor_load(u32 dst, const void* map, u32 bar, const int* at, int rank, int line);
+void tensor_store(const void* map, u32 src, const int* at, int rank, bool add, int line);
+void bulk_range_load(u32 dst, const void* src, int bytes, u32 bar, int line);
+void bulk_commit_group(int line);
+void bulk_wait_groups(int groups_left, int line);
+void proxy_fence(int line);
+
+void set_max_registers(int registers, bool increase, int line);
+
+// One thread's part of a warpgroup product d (+)= a b of 64 x n x 16.
+struct ProductArguments {
+  float* d;
+  int n;
+  bool a_in_registers;
+  u32* a[4];
+  u64 a_descriptor, b_descriptor;
+  bool transposed;  // b is stored with its rows along k
+  bool accumulate;
+  Element16 element;
+};
+void issue_product(const ProductArguments& arguments, int line);
+void product_fence(int line);
+void product_commit(int line);
+void product_wait(int groups_left, int line);
+
 // One kernel of the body, as the launcher sees it.
 struct KernelEntry {
   const char* name;

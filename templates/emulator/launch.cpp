@@ -30,6 +30,12 @@ u8* shared_write(u32 addr, int bytes, int line) {
   return fiber.cta->shared.write(addr, bytes, fiber.actor(), fiber.cta->clocks, line);
 }
 
+void proxy_fence(int line) {
+  const Fiber& fiber = *launch.current;
+  mbarrier_fence_init(line);
+  if (fiber.cta->shared.fence(fiber.actor())) fiber.cta->clocks.publish(fiber.warp());
+}
+
 }  // namespace emu
 
 // -fsanitize=bounds,integer-divide-by-zero calls these where a body would corrupt or kill the process. Each check's

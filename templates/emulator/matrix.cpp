@@ -1,4 +1,4 @@
-// ldmatrix and mma, with the fragment layouts of the PTX manual: lane = 4 * group + quad lane.
+// ldmatrix, stmatrix and mma, with the fragment layouts of the PTX manual: lane = 4 * group + quad lane.
 #include <cstring>
 
 #include "collective.hpp"
@@ -18,13 +18,37 @@ void load_matrices(u32 (&x)[4], u32 addr, bool transposed, int line) {
     for (int m = 0; m < 4; m++) {
       u16 rows[8][8];
       for (int r = 0; r < 8; r++) {
-        const u8* row = cta.shared.read(lanes[8 * m + r]->addr, 16, {fiber.warp(), WHOLE_WARP}, cta.clocks, line);
+        const u8* row = cta.shared.read(lanes[8 * m + r]->addr, 16, {fiber.warp(), WHOLE}, cta.clocks, line);
         memcpy(rows[r], row, 16);
       }
       for (int i = 0; i < WARP; i++) {
         const int g = i / 4, q = 2 * (i % 4);
         const u32 lo = transposed ? rows[q][g] : rows[g][q], hi = transposed ? rows[q + 1][g] : rows[g][q + 1];
         lanes[i]->x[m] = lo | hi << 16;
+      }
+    }
+  });
+}
+
+void store_matrices(u32 addr, const u32 (&x)[4], bool transposed, int line) {
+  struct Store {
+    u32 addr;
+    const u32* x;
+  } lane{addr, x};
+  const char* name = transposed ? "stmatrix_x4_trans" : "stmatrix_x4";
+  warp_collective(name, lane, line, [=](Store* const* lanes) {
+    const Fiber& fiber = *launch.current;
+    Cta& cta = *fiber.cta;
+    for (int m = 0; m < 4; m++) {
+      u16 rows[8][8];
+      for (int i = 0; i < WARP; i++) {
+        const int g = i / 4, q = 2 * (i % 4);
+        const u32 x = lanes[i]->x[m];
+        (transposed ? rows[q][g] : rows[g][q]) = (u16)x;
+        (transposed ? rows[q + 1][g] : rows[g][q + 1]) = (u16)(x >> 16);
+      }
+      for (int r = 0; r < 8; r++) {
+        memcpy(cta.shared.write(lanes[8 * m + r]->addr, 16, {fiber.warp(), WHOLE}, cta.clocks, line), rows[r], 16);
       }
     }
   });

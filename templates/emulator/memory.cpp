@@ -1,6 +1,8 @@
 #include "memory.hpp"
 
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 namespace emu {
 
@@ -13,56 +15,92 @@ SharedMemory::SharedMemory(int bytes, int warps)
     : size_((u32)bytes), warps_(warps), bytes_((u8*)aligned_alloc(1024, ((size_t)bytes + 1024) / 1024 * 1024)) {
   writes_.resize((size_ + WORD - 1) / WORD);
   reads_.resize(writes_.size() * (size_t)warps);
+  unfenced_.resize(warps);
   for (u32 i = 0; i < size_ / WORD; i++) ((u32*)bytes_.get())[i] = POISON;
 }
 
-void SharedMemory::check_address(u32 addr, int bytes, const char* what, int line) const {
+void SharedMemory::check_bounds(u32 addr, int bytes, const char* what, int line) const {
   if (addr < SHARED_BASE || (u64)addr + (u64)bytes > (u64)SHARED_BASE + size_) {
     fail(line, "shared %s of %d bytes at base%+lld is out of bounds (the kernel has %u bytes)", what, bytes,
          (i64)addr - SHARED_BASE, size_);
   }
+}
+
+void SharedMemory::check_address(u32 addr, int bytes, const char* what, int line) const {
+  check_bounds(addr, bytes, what, line);
   if (addr % (u32)bytes != 0) {
     fail(line, "shared %s of %d bytes at base%+lld is misaligned", what, bytes, (i64)addr - SHARED_BASE);
   }
 }
 
-static bool ordered(u32 epoch, int warp, int lane, Actor actor, const Clocks& clocks) {
-  if (epoch <= clocks.seen(actor.warp, warp)) return true;
-  return warp == actor.warp && lane == actor.lane && lane != WHOLE_WARP;  // a thread follows its own program
+static bool ordered(u32 epoch, int agent, int lane, Actor actor, const Clocks& clocks) {
+  if (epoch <= clocks.seen(actor.agent, agent)) return true;
+  return agent == actor.agent && lane == actor.lane && lane != WHOLE;  // a thread follows its own program
 }
 
-static void describe(int lane, char (&text)[16]) {
-  if (lane == WHOLE_WARP) {
-    __builtin_strcpy(text, "");
+const char* SharedMemory::describe(int agent, int lane, char (&text)[64]) const {
+  if (agent >= warps_) {
+    snprintf(text, sizeof text, "%s", engines_[agent - warps_].name.c_str());
+  } else if (lane == WHOLE) {
+    snprintf(text, sizeof text, "warp %d", agent);
   } else {
-    __builtin_snprintf(text, sizeof text, " lane %d", lane);
+    snprintf(text, sizeof text, "warp %d lane %d", agent, lane);
   }
+  return text;
+}
+
+Read& SharedMemory::last_read(u32 word, int agent) {
+  if (agent < warps_) return reads_[(size_t)word * warps_ + agent];
+  std::vector<Read>& reads = engines_[agent - warps_].reads;
+  if (reads.empty()) reads.resize(writes_.size());
+  return reads[word];
+}
+
+void SharedMemory::refuse_read(u32 word, int line) const {
+  const Write& w = writes_[word];
+  const u32 offset = word * WORD;
+  if (w.state == WordState::unwritten) fail(line, "read of shared memory at base+%u that was never written", offset);
+  if (w.state == WordState::barrier) {
+    fail(line, "read of shared memory at base+%u, which holds the mbarrier initialised at line %d", offset, w.line);
+  }
+  fail(line, "read of shared memory at base+%u while the copy issued at line %d is in flight (missing wait)", offset,
+       w.line);
 }
 
 const u8* SharedMemory::read(u32 addr, int bytes, Actor actor, const Clocks& clocks, int line) {
-  check_address(addr, bytes, "read", line);
+  const bool engine = actor.agent >= warps_;
+  if (!engine) check_address(addr, bytes, "read", line);
   const u32 first = (addr - SHARED_BASE) / WORD, last = (addr - SHARED_BASE + (u32)bytes - 1) / WORD;
   for (u32 word = first; word <= last; word++) {
     const Write& w = writes_[word];
-    const u32 offset = word * WORD;
-    if (w.state == WordState::unwritten) fail(line, "read of shared memory at base+%u that was never written", offset);
-    if (w.state == WordState::in_flight) {
-      fail(line, "read of shared memory at base+%u while the copy issued at line %d is in flight (missing wait)", offset,
-           w.line);
+    char reader[64], writer[64];
+    if (w.state != WordState::written) refuse_read(word, line);
+    if (!ordered(w.epoch, w.agent, w.lane, actor, clocks)) {
+      fail(line, "race: read of shared memory at base+%u by %s is not ordered after the write of %s at line %d "
+           "(missing barrier)", word * WORD, describe(actor.agent, actor.lane, reader),
+           describe(w.agent, w.lane, writer), w.line);
     }
-    if (!ordered(w.epoch, w.warp, w.lane, actor, clocks)) {
-      char reader[16], writer[16];
-      describe(actor.lane, reader), describe(w.lane, writer);
-      fail(line, "race: read of shared memory at base+%u by warp %d%s is not ordered after the write of warp %d%s at "
-           "line %d (missing barrier)", offset, actor.warp, reader, w.warp, writer, w.line);
+    if (engine && w.agent < warps_ && w.epoch > clocks.visible(actor.agent, w.agent)) {
+      fail(line, "read of shared memory at base+%u by %s does not see the write of %s at line %d (missing "
+           "fence_proxy_async before the barrier)", word * WORD, describe(actor.agent, actor.lane, reader),
+           describe(w.agent, w.lane, writer), w.line);
     }
-    Read& r = reads_[(size_t)word * warps_ + actor.warp];
-    const u32 now = clocks.now(actor.warp);
-    r.lane = r.epoch == now && (int)r.lane != actor.lane ? WHOLE_WARP : (unsigned)actor.lane;
+    Read& r = last_read(word, actor.agent);
+    const u32 now = clocks.now(actor.agent);
+    r.lane = r.epoch == now && (int)r.lane != actor.lane ? WHOLE : (unsigned)actor.lane;
     r.epoch = now;
     r.line = line;
   }
   return data(addr);
+}
+
+void SharedMemory::check_after_read(u32 word, const Read& r, int agent, Actor actor, const Clocks& clocks,
+                                    int line) const {
+  if (r.epoch == 0 || ordered(r.epoch, agent, (int)r.lane, actor, clocks)) return;
+  char writer[64], reader[64];
+  fail(line, "race: write to shared memory at base+%u by %s is not ordered after the read of %s at line %d (missing "
+       "barrier)", word * WORD, describe(actor.agent, actor.lane, writer), describe(agent, (int)r.lane, reader),
+       (int)r.line);
 }
 
 void SharedMemory::check_overwrite(u32 word, Actor actor, const Clocks& clocks, int line) const {
@@ -72,30 +110,38 @@ void SharedMemory::check_overwrite(u32 word, Actor actor, const Clocks& clocks, 
     fail(line, "write to shared memory at base+%u while the copy issued at line %d is in flight (missing wait)", offset,
          w.line);
   }
-  char writer[16], other[16];
-  describe(actor.lane, writer);
-  if (w.state == WordState::written && !ordered(w.epoch, w.warp, w.lane, actor, clocks)) {
-    describe(w.lane, other);
-    fail(line, "race: write to shared memory at base+%u by warp %d%s is not ordered after the write of warp %d%s at "
-         "line %d (missing barrier)", offset, actor.warp, writer, w.warp, other, w.line);
+  if (w.state == WordState::barrier) {
+    fail(line, "write to shared memory at base+%u, which holds the mbarrier initialised at line %d", offset, w.line);
+  }
+  if (w.state == WordState::written && !ordered(w.epoch, w.agent, w.lane, actor, clocks)) {
+    char writer[64], other[64];
+    fail(line, "race: write to shared memory at base+%u by %s is not ordered after the write of %s at line %d (missing "
+         "barrier)", offset, describe(actor.agent, actor.lane, writer), describe(w.agent, w.lane, other), w.line);
+  }
+  if (actor.agent >= warps_ && w.agent < warps_ && w.epoch > clocks.visible(actor.agent, w.agent)) {
+    char writer[64], other[64];
+    fail(line, "write to shared memory at base+%u by %s may come before the write of %s at line %d (missing "
+         "fence_proxy_async before the barrier)", offset, describe(actor.agent, actor.lane, writer),
+         describe(w.agent, w.lane, other), w.line);
   }
   for (int b = 0; b < warps_; b++) {
-    const Read& r = reads_[(size_t)word * warps_ + b];
-    if (r.epoch != 0 && !ordered(r.epoch, b, (int)r.lane, actor, clocks)) {
-      describe((int)r.lane, other);
-      fail(line, "race: write to shared memory at base+%u by warp %d%s is not ordered after the read of warp %d%s at "
-           "line %d (missing barrier)", offset, actor.warp, writer, b, other, (int)r.line);
-    }
+    check_after_read(word, reads_[(size_t)word * warps_ + b], b, actor, clocks, line);
+  }
+  for (size_t e = 0; e < engines_.size(); e++) {
+    if (!engines_[e].reads.empty()) check_after_read(word, engines_[e].reads[word], warps_ + (int)e, actor, clocks, line);
   }
 }
 
 void SharedMemory::mark(u32 addr, int bytes, Actor actor, const Clocks& clocks, int line, WordState state) {
   const u32 first = (addr - SHARED_BASE) / WORD, last = (addr - SHARED_BASE + (u32)bytes - 1) / WORD;
-  const u32 now = clocks.now(actor.warp);
+  const u32 now = clocks.now(actor.agent);
   for (u32 word = first; word <= last; word++) {
     check_overwrite(word, actor, clocks, line);
-    writes_[word] = {now, line, (u8)actor.warp, (u8)actor.lane, state};
+    writes_[word] = {now, line, (u16)actor.agent, (u8)actor.lane, state};
   }
+  if (actor.agent >= warps_) return;
+  unfenced_[actor.agent] |= actor.lane == WHOLE ? ~0u : 1u << actor.lane;
+  if (!swizzles_.empty()) set_swizzle(addr, bytes, 0);
 }
 
 u8* SharedMemory::write(u32 addr, int bytes, Actor actor, const Clocks& clocks, int line) {
@@ -105,7 +151,7 @@ u8* SharedMemory::write(u32 addr, int bytes, Actor actor, const Clocks& clocks, 
 }
 
 void SharedMemory::begin_write(u32 addr, int bytes, Actor actor, const Clocks& clocks, int line) {
-  check_address(addr, bytes, "write", line);
+  if (actor.agent < warps_) check_address(addr, bytes, "write", line);
   mark(addr, bytes, actor, clocks, line, WordState::in_flight);
 }
 
@@ -113,11 +159,44 @@ void SharedMemory::settle(u32 addr, int bytes, Actor actor, const Clocks& clocks
   const u32 first = (addr - SHARED_BASE) / WORD, last = (addr - SHARED_BASE + (u32)bytes - 1) / WORD;
   for (u32 word = first; word <= last; word++) {
     writes_[word].state = WordState::written;
-    writes_[word].epoch = clocks.now(actor.warp);
+    writes_[word].epoch = clocks.now(actor.agent);
   }
+  unfenced_[actor.agent] |= 1u << actor.lane;
+}
+
+void SharedMemory::land(u32 addr, int bytes) {
+  const u32 first = (addr - SHARED_BASE) / WORD, count = (u32)bytes / WORD;
+  for (u32 word = first; word < first + count; word++) writes_[word].state = WordState::written;
+}
+
+void SharedMemory::place_barrier(u32 addr, Actor actor, const Clocks& clocks, int line) {
+  check_address(addr, 8, "mbarrier", line);
+  mark(addr, 8, actor, clocks, line, WordState::barrier);
+}
+
+bool SharedMemory::fence(Actor actor) {
+  u32& lanes = unfenced_[actor.agent];
+  const u32 before = lanes;
+  lanes &= ~(1u << actor.lane);
+  return before != 0 && lanes == 0;
+}
+
+void SharedMemory::set_swizzle(u32 addr, int bytes, int span) {
+  if (swizzles_.empty()) swizzles_.resize(size_ / CHUNK + 1);
+  const u32 first = (addr - SHARED_BASE) / CHUNK, last = (addr - SHARED_BASE + (u32)bytes - 1) / CHUNK;
+  memset(&swizzles_[first], span, last - first + 1);
 }
 
 void GlobalMemory::check(const void* p, int bytes, bool writing, int line) {
+  check_bounds(p, bytes, writing, line);
+  if ((u64)p % (u64)bytes != 0) {
+    const Region& r = regions_[last_];
+    fail(line, "global %s of %d bytes at %s+%llu is misaligned", writing ? "write" : "read", bytes, r.name,
+         (u64)p - r.address);
+  }
+}
+
+void GlobalMemory::check_bounds(const void* p, int bytes, bool writing, int line) {
   const u64 address = (u64)p;
   const auto holds = [&](const Region& r) {
     return address >= r.address && address + (u64)bytes <= r.address + r.bytes && (!writing || r.writable);
@@ -126,11 +205,6 @@ void GlobalMemory::check(const void* p, int bytes, bool writing, int line) {
     last_ = 0;
     while (last_ < regions_.size() && !holds(regions_[last_])) last_++;
     if (last_ == regions_.size()) refuse(address, bytes, writing, line);
-  }
-  if (address % (u64)bytes != 0) {
-    const Region& r = regions_[last_];
-    fail(line, "global %s of %d bytes at %s+%llu is misaligned", writing ? "write" : "read", bytes, r.name,
-         address - r.address);
   }
 }
 

@@ -10,9 +10,18 @@ namespace emu {
 Launch launch;
 
 Cta::Cta(int id, int threads, int smem_bytes)
-    : id(id), threads(threads), warps(threads / WARP), fibers(threads), gatherings(warps), clocks(warps),
-      shared(smem_bytes, warps) {
+    : id(id), threads(threads), warps(threads / WARP), fibers(threads), clocks(warps), shared(smem_bytes, warps),
+      product_units(threads / WARPGROUP), registers(threads) {
   for (int t = 0; t < threads; t++) fibers[t].cta = this, fibers[t].thread = t;
+  for (int t = 0; t < threads; t += WARP) warp_gatherings.push_back(Gathering{t, WARP});
+  for (int t = 0; t + WARPGROUP <= threads; t += WARPGROUP) warpgroup_gatherings.push_back(Gathering{t, WARPGROUP});
+}
+
+int Cta::add_engine(const char* format, long long number) {
+  char name[64];
+  snprintf(name, sizeof name, format, number);
+  shared.name_engine(name);
+  return clocks.add();
 }
 
 u32 Launch::random() {
@@ -65,14 +74,34 @@ static int describe_warp(const Cta& cta, int warp, char* text, size_t size) {
     length += (size_t)snprintf(text + length, sizeof text - length, "%s warp %d: ", w ? ";" : "", w);
     if (length < sizeof text) length += (size_t)describe_warp(cta, w, text + length, sizeof text - length);
   }
+  const auto append = [&](int (*describe)(const Cta&, char*, size_t)) {
+    if (length < sizeof text) length += (size_t)describe(cta, text + length, sizeof text - length);
+  };
+  append(describe_mbarriers);
+  append(describe_named_barriers);
+  append(describe_registers);
   fail(0, "deadlock: no thread can go on;%s", text);
+}
+
+// All threads have ended.
+static void check_at_end(const Cta& cta) {
+  check_products_at_end(cta);
+  check_named_barriers_at_end(cta);
+  check_mbarriers_at_end(cta);
+  check_registers_at_end(cta);
 }
 
 // Continues with the next thread that can run, or with the host when all have ended.
 static void leave(Fiber& from) {
-  if (launch.mode == Mode::random && launch.random() % 32 == 0) land_at_random();
+  if (launch.mode == Mode::random && launch.random() % 32 == 0) {
+    land_at_random();
+    advance_copies_at_random(*from.cta);
+  }
+  while (launch.ready.empty() && land_oldest_load(*from.cta)) {
+  }
   if (launch.ready.empty()) {
     if (from.cta->exited < from.cta->threads) report_deadlock(*from.cta);
+    check_at_end(*from.cta);
     context_switch(&from.context, launch.host);
   }
   Fiber& next = launch.mode == Mode::random ? launch.ready.pop(launch.random()) : launch.ready.pop();
@@ -92,6 +121,7 @@ static void run_thread() {
   launch.kernel->call(launch.params);
   Fiber& fiber = *launch.current;
   check_copies_at_exit(fiber);
+  check_bulk_stores_at_exit(fiber);
   fiber.done = true;
   fiber.cta->exited++;
   leave(fiber);

@@ -4,16 +4,22 @@
 
 #include "clock.hpp"
 #include "cp_async.hpp"
+#include "mbarrier.hpp"
 #include "memory.hpp"
+#include "named_barrier.hpp"
+#include "registers.hpp"
+#include "tma.hpp"
+#include "wgmma.hpp"
 
 namespace emu {
 
-constexpr int MAX_THREADS = 1024, WARP = 32, MAX_WARPS = MAX_THREADS / WARP;
+constexpr int MAX_THREADS = 1024, WARP = 32, WARPGROUP = 128;
 
 // When an asynchronous operation takes effect. Numbered as in attngen.emulator.Mode.
 enum class Mode : int { eager, late, random };
 
 struct Cta;
+struct Gathering;
 
 struct Fiber {
   void* context = nullptr;
@@ -27,14 +33,16 @@ struct Fiber {
   int warp() const { return thread / WARP; }
   int lane() const { return thread % WARP; }
   Actor actor() const { return {warp(), lane()}; }
+  Gathering& warp_gathering() const;
 };
 
-// Lanes of a warp that wait for the others in a collective.
+// Threads of a warp or warpgroup that wait for the others in a collective.
 struct Gathering {
+  int first, size;
   int arrived = 0;
   const char* name = "";
   int line = 0;
-  void* arguments[WARP];
+  void* arguments[WARPGROUP] = {};
 };
 
 // One CTA: its threads and what they share.
@@ -43,11 +51,21 @@ struct Cta {
 
   int id, threads, warps;
   std::vector<Fiber> fibers;
-  std::vector<Gathering> gatherings;  // one a warp
+  std::vector<Gathering> warp_gatherings, warpgroup_gatherings;
   int warps_at_barrier = 0;
   int exited = 0;
   Clocks clocks;
   SharedMemory shared;
+
+  // What only some targets have; each is empty until it is used.
+  Barriers mbarriers;
+  NamedBarriers named_barriers;
+  CopyEngine copy_engine;
+  std::vector<ProductUnit> product_units;  // one a warpgroup
+  RegisterPool registers;
+
+  // A new agent beside the warps: an engine, with its name in messages.
+  int add_engine(const char* format, long long number);
 };
 
 // Threads that can run, first in first out, or at random.
@@ -103,7 +121,7 @@ extern Launch launch;
 // Runs the CTA's threads to their end or to the first error.
 void run_cta(Cta& cta);
 
-// Stops the running thread until another makes it ready.
+// Stops the running thread until another, or an engine, makes it ready.
 void block(const char* waits_in, int line);
 
 }  // namespace emu

@@ -36,9 +36,29 @@ DI void tma_load_4d(u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int 
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(dst), "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(bar) : "memory");
 }
 
+// cp.async.bulk.tensor.5d: as tma_load_4d
+DI void tma_load_5d(u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, int c4) {
+  asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(dst), "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(bar) : "memory");
+}
+
 // cp.async.bulk.tensor.4d: a box of shared memory to a tensor, joins this thread's bulk group
 DI void tma_store_4d(const TensorMap* map, u32 src, int c0, int c1, int c2, int c3) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(src) : "memory");
+}
+
+// cp.async.bulk.tensor.5d: as tma_store_4d
+DI void tma_store_5d(const TensorMap* map, u32 src, int c0, int c1, int c2, int c3, int c4) {
+  asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(src) : "memory");
+}
+
+// cp.reduce.async.bulk.tensor.4d.add: a box of shared memory is added to a tensor (of f32: the map says so)
+DI void tma_reduce_add_4d(const TensorMap* map, u32 src, int c0, int c1, int c2, int c3) {
+  asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(src) : "memory");
+}
+
+// cp.async.bulk: `bytes` bytes to shared memory, completes `bar` with them; all a multiple of 16
+DI void bulk_load(u32 dst, const void* src, int bytes, u32 bar) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst), "l"(src), "r"(bytes), "r"(bar) : "memory");
 }
 
 // cp.async.bulk.commit_group: closes this thread's bulk group
@@ -63,6 +83,14 @@ DI void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: 
 DI void stmatrix_x4(u32 addr, u32 x0, u32 x1, u32 x2, u32 x3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(addr), "r"(x0), "r"(x1), "r"(x2), "r"(x3) : "memory");
 }
+
+// stmatrix.m8n8.x4.trans.b16: each 8x8 matrix transposed
+DI void stmatrix_x4_trans(u32 addr, u32 x0, u32 x1, u32 x2, u32 x3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(addr), "r"(x0), "r"(x1), "r"(x2), "r"(x3) : "memory");
+}
+
+// red.global.add.f32
+DI void red_add_f32(float* p, float x) { asm volatile("red.global.add.f32 [%0], %1;" ::"l"(p), "f"(x) : "memory"); }
 
 // wgmma.fence: register operands written so far are visible to the products that follow
 DI void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

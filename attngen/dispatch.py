@@ -1,0 +1,33 @@
+"""Whether torch's dispatcher would add anything to a call. The way through it takes longer than a small kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+_PLAIN = frozenset({Tensor, torch.nn.Parameter})  # no class with a dispatch of its own
+
+
+def addresses(tensors: Iterable[Tensor]) -> list[int] | None:
+    """The addresses of tensors where an operator on them would go straight to its implementation: nothing transforms,
+    records, fakes or differentiates it. Else None, also for tensors without an element.
+
+    Autocast has no rule for attngen's operator, so it does not count."""
+    if (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._is_torch_function_mode_enabled()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
+        or torch.autograd._profiler_enabled()
+    ):
+        return None
+    differentiated, found = torch.is_grad_enabled(), []
+    for t in tensors:
+        if type(t) not in _PLAIN or (differentiated and t.requires_grad) or t.is_neg():
+            return None
+        found.append(t.data_ptr())
+    return found if all(found) else None  # torch's own wrappers, as those of functionalization, have the address 0
