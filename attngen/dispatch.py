@@ -22,7 +22,7 @@ def addresses(tensors: Iterable[Tensor]) -> list[int] | None:
         or torch._C._functorch.peek_interpreter_stack() is not None
         or forward_ad._current_level >= 0
         or torch._C._get_tracing_state() is not None
-        or torch.autograd._profiler_enabled()
+        or torch._C._autograd._profiler_enabled()
     ):
         return None
     differentiated, found = torch.is_grad_enabled(), []

@@ -124,12 +124,13 @@ def _on_gpu(
     q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], key: str, scale: float, pointers: list[int]
 ) -> tuple[Tensor, Tensor]:
     # what the plan depends on, and what its checks looked at
-    call = (
+    call: tuple[object, ...] = (
         key, scale, not (pointers[0] | pointers[1] | pointers[2]) % VECTOR_BYTES,
         q.dtype, q.device, q.shape, q.stride(), k.dtype, k.device, k.shape, k.stride(), v.dtype, v.device, v.shape,
         v.stride(),
-        *[x for t in captures for x in (t.dtype, t.device, t.shape, t.stride())],
     )  # fmt: skip
+    if captures:
+        call += tuple([x for t in captures for x in (t.dtype, t.device, t.shape, t.stride())])
     found = _plans.get(call)
     if found is not None:
         return found.run(pointers)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from attngen import ops
-from attngen.masks import Mask, MaskFunction
+from attngen.masks import Align, Mask, MaskFunction
 from attngen.reads import Read, follow, reads
 from attngen.scores import Score, ScoreFunction
 from attngen.spec import Attention
@@ -25,6 +25,7 @@ from attngen.target import Target, target
 
 Structure = tuple[Any, ...]
 
+_ATOMS = (bool, int, float, str, Align, type(None))  # known at once: the question whether it is a Mask takes longer
 _TENSOR = "tensor"  # the head of a tensor's structure; that of a mask or score is its class
 
 
@@ -119,13 +120,15 @@ def _split(node: Mask | Score, tensors: list[Tensor], functions: list[Callable[.
     parts: list[Any] = [type(node)]
     for name in type(node).__match_args__:  # type: ignore[union-attr]  # the fields of a dataclass
         value = getattr(node, name)
-        if isinstance(value, (Mask, Score)):
+        if type(value) in _ATOMS:
+            parts.append(value)
+        elif isinstance(value, (Mask, Score)):
             parts.append(_split(value, tensors, functions))
         elif isinstance(value, Tensor):
             parts.append(_leaf(value, tensors))
         else:
             parts.append(value)
-    if isinstance(node, (MaskFunction, ScoreFunction)):
+    if type(node) is MaskFunction or type(node) is ScoreFunction:
         functions.append(node.fn)
     return tuple(parts)
 

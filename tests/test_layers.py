@@ -29,7 +29,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("machines", ("runtime", "emulator")),
     ("kernels", ("tensormap", "worktable", "arguments", "shipped", "kernel", "execute", "merge", "plan")),
     ("instruments", ("files", "golden", "trial", "faults", "doctor")),
-    ("operators", ("reads", "ops", "prepare", "api", "compat")),
+    ("operators", ("reads", "dispatch", "ops", "prepare", "api", "compat")),
     ("command line", ("cli", "__main__")),
 )
 PACKAGES_OWN = {"__version__"}  # what a module may take from `attngen` itself, which imports everything

@@ -7,18 +7,19 @@ from typing import Any
 
 import pytest
 import torch
+from stand_in import stand_in
 from support import qkv
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import attngen
 from attngen import execute, ops, plan
-from attngen import kernel as kernel_module
 from attngen.arguments import bind, workspaces
 from attngen.errors import GradientError, SignatureError
 from attngen.params import packer
 from attngen.prepare import prepare
 from attngen.target import SM80
+from attngen.tensormap import encode_emulator
 from attngen.variants import Mask
 
 OLD_TORCH = tuple(int(x) for x in torch.__version__.split(".")[:2]) < (2, 11)
@@ -288,23 +289,18 @@ def test_nothing_keeps_tensors_alive() -> None:
 @pytest.mark.parametrize("mask", [attngen.causal(), attngen.document(torch.arange(65) // 30)], ids=str)
 def test_plan_passes_what_bind_passes(mask: Mask, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan of a GPU call, made with a stand-in for the device, against the plain way to pack parameters."""
-    launched: list[tuple[int, int, bytes]] = []
-    monkeypatch.setattr(plan, "device_arch", lambda kernel, index: "sm_80")
-    monkeypatch.setattr(plan, "settled", lambda kernel, arch: kernel)
-    monkeypatch.setattr(plan, "load", lambda artifact, symbol, smem, device_index: symbol)
-    monkeypatch.setattr(kernel_module.Kernel, "artifact", lambda self, arch: arch)
-    monkeypatch.setattr(plan, "launch", lambda loaded, grid, threads, params: launched.append((grid, threads, params)))
+    launched = stand_in(monkeypatch).launched
     q, k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in qkv())
     spec = attngen.Attention(mask=mask, score=attngen.alibi(SLOPES), sink=torch.zeros(2))
     kernel = attngen.compile(spec, head_dim=64).kernel
     made = plan.plan(kernel, q, k, v, list(spec.tensors.values()), list(spec.tensors), 0.125)
-    out, lse = made.run(q, k, v, list(spec.tensors.values()))
+    out, lse = made.run([t.data_ptr() for t in (q, k, v, *spec.tensors.values())])
     assert out.stride() == q.stride() and lse.is_contiguous() and lse.shape == q.shape[:3]
 
     scalars = execute.scalars_of(q, k, 0.125)
     work = workspaces(kernel.schedule, {n: x for n, x in scalars.items() if isinstance(x, int)}, q.device)
     tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **spec.tensors, **work}
-    wanted = bind(kernel.schedule, tensors, scalars)
+    wanted = bind(kernel.schedule, tensors, scalars, encode_emulator)
     assert len(launched) == len(wanted) == len(made.steps)
     for (grid, threads, params), want in zip(launched, wanted, strict=True):
         assert (grid, threads, len(params)) == (want.grid, want.kernel.threads, len(want.params))

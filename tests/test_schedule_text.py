@@ -220,6 +220,10 @@ def broken(old: str, new: str) -> tuple[str, int]:
         ("S9 cp_commit", "    S9 cp_commit", "more than one level"),
         ("let n = count - 1 - t", "let n : count - 1 - t", "statement"),
         ("let masked = count - full", "range cls=masked end={count}", "does not belong"),
+        ("S2 cta_sync", "  row x = 1", "does not belong"),
+        ("let n = count - 1 - t", "let n = count - 99999999999", "32 bits"),
+        ("let n = count - 1 - t", "let n = count & t", "boolean"),
+        ("let n = count - 1 - t", "let n = where(count < 1, t)", "unpack"),
     ],
 )
 def test_errors_name_the_line(old: str, new: str, words: str) -> None:

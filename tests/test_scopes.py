@@ -125,3 +125,14 @@ def test_split_names_what_it_hoists() -> None:
         (Scope.COL, "u1", "f32(three_h + j)"),
         (Scope.ELEM, "rS", "rS + u1"),
     ]
+
+
+def test_numbered_values_are_no_types_of_the_kernel_text() -> None:
+    """u8 and u16 are types there: a value of that name would hide them."""
+    slopes = torch.ones(2, 32)
+    program = program_of(
+        Attention(score=lambda s, b, h, i, j: s + sum(slopes[h, n] * abs(i - j * n) for n in range(20)))
+    )
+    names = {s.target for s in program.lets} | {s.target for s in statements((*program.prologue, *program.loop.body))}
+    assert "u17" in names
+    assert not names & {"u8", "u16", "u32", "u64"}

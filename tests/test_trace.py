@@ -125,6 +125,15 @@ def test_views_made_in_the_function_and_equal_names_stay_apart() -> None:
     assert torch.equal(spec.tensors["table_1"], table[1])
 
 
+def test_captures_named_as_something_of_the_kernel_get_another_name() -> None:
+    names = ("batch", "heads", "table_s0", "k_map", "u16", "u0", "i_f", "nullptr", "or_eq", "visit", "count")
+    for name in names:
+        made: dict[str, Any] = {"torch": torch}
+        exec(f"{name} = torch.zeros(4)\ndef score(s, b, h, i, j): return s + {name}[h]", made)
+        (capture,) = Attention(score=made["score"]).variant.captures
+        assert capture.name == f"{name}_t"
+
+
 def test_a_negative_constant_index_counts_from_the_end() -> None:
     table = torch.zeros(2, 3)
     assert score_text(lambda s, b, h, i, j: s + table[i, -1]) == "score + table[i, 2]"

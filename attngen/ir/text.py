@@ -171,7 +171,10 @@ class _Names:
         self.tensors: dict[str, DType] = {}
 
     def expr(self, text: str) -> Expr:
-        return parse(text, self.scalars, self.tensors)
+        try:
+            return parse(text, self.scalars, self.tensors)
+        except (TypeError, ValueError, IndexError, OverflowError) as error:  # of nodes: types, operands, size
+            raise ScheduleError(f"{text!r}: {error}") from None
 
 
 def parse_schedule(text: str) -> Schedule:
@@ -258,6 +261,8 @@ def _read_children(line: _Line, cls: type, values: dict[str, Any], names: _Names
             lists["facts"].append(Fact(subject=subject, text=text))
         elif word in _LISTS.values() or (word in Scope._value2member_map_ and issubclass(cls, Op)):
             key = next((k for k, w in _LISTS.items() if w == word), "body")
+            if key not in lists:
+                raise ScheduleError(f"line {child.number}: {word!r} does not belong under {_WORD[cls]!r}")
             lists[key].append(_statement(child, word, names))
         else:
             # lets and locals of one kernel are not visible in the next, where a name may have another type

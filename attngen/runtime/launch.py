@@ -7,7 +7,7 @@ import ctypes
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -78,8 +78,7 @@ def current_stream(device_index: int) -> int:
     return torch._C._cuda_getCurrentRawStream(device_index)
 
 
-@dataclass(frozen=True)
-class _Call:
+class _Call(NamedTuple):
     """The driver calls of a launch, with their arguments converted; the stream is set before each."""
 
     params: Params
@@ -87,7 +86,7 @@ class _Call:
     launch: Any  # cuLaunchKernel
     arguments: tuple[Any, ...]
     get_context: Any  # cuCtxGetCurrent
-    context: ctypes.c_void_p  # what it wrote
+    context: ctypes.c_void_p  # what it writes
     context_at: Any
 
 
@@ -112,17 +111,18 @@ def _call(kernel: LoadedKernel, grid: int, threads: int, params: Params) -> _Cal
     )
 
 
-def _enqueue(kernel: LoadedKernel, call: _Call, stream: int) -> None:
-    call.stream.value = stream
+def _enqueue(kernel: LoadedKernel, call: _Call, handle: int) -> None:
+    _, stream, launch, arguments, get_context, context, context_at = call
+    stream.value = handle
     # A thread that has made no CUDA call yet has no context, and one that works on another device has the
     # wrong one.
-    if call.get_context(call.context_at) == 0 and call.context.value == kernel.context_address:
-        status = call.launch(*call.arguments)
+    if get_context(context_at) == 0 and context.value == kernel.context_address:
+        status = launch(*arguments)
     else:
         with current(kernel.context):
-            status = call.launch(*call.arguments)
+            status = launch(*arguments)
     if status != 0:
-        _, grid, _, _, threads, *_ = call.arguments
+        _, grid, _, _, threads, *_ = arguments
         raise LaunchError(
             f"{kernel.symbol}: cuLaunchKernel failed: {_error_name(status)} (grid {grid.value}, "
             f"{threads.value} threads, {kernel.smem_bytes} bytes of shared memory, device {kernel.device_index})"

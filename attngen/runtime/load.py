@@ -115,8 +115,8 @@ def driver() -> ModuleType:
 
 @cache
 def library() -> ctypes.CDLL:
-    """The driver without the binding, for the calls of every launch: with arguments converted once they cost a tenth
-    of a microsecond each."""
+    """The driver without the binding, for the calls of every launch: with arguments that are converted once, a call
+    takes a fraction of a microsecond."""
     driver()  # says what is missing
     return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
 
