@@ -96,8 +96,10 @@ SAMPLES = (
            lambda: Attention(mask=causal(), score=sigmoid_weight, normalizer="none"), head_dim=64),
     Sample("causal_d192_v128", "different head dims", _causal, head_dim=192, head_dim_v=128),
     Sample("causal_d40", "a head dim that is padded inside", _causal, head_dim=40),
-    Sample("hopper_causal_d128", "roles, rings, warpgroups that take turns, the redo of a tile", _causal, target="sm90"),
-    Sample("hopper_full_d64", "four warpgroups, both products in one group", lambda: Attention(), head_dim=64, target="sm90"),
+    Sample("hopper_causal_d128", "roles, rings, warpgroups that take turns, the redo of a tile",
+           _causal, target="sm90"),
+    Sample("hopper_full_d64", "four warpgroups, both products in one group", lambda: Attention(),
+           head_dim=64, target="sm90"),
     Sample("hopper_causal_d256", "an output that leaves in two halves", _causal, head_dim=256, target="sm90"),
     Sample("causal_d64_align2", "rows that no 16-byte copy can read", _causal, head_dim=64, alignment=2),
 )  # fmt: skip

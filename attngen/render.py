@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -80,12 +80,17 @@ def wgmma(n: int, a: str, elem: str) -> str:
     count = n // 2
     first = count + (2 if a == "ss" else 5)  # operand number of `accumulate`
     place = {
-        "a": f"%{count}" if a == "ss" else ", ".join(f"%{count + x}" for x in range(4)), "b": f"%{first - 1}",
+        "a": f"%{count}" if a == "ss" else braced(range(count, count + 4)), "b": f"%{first - 1}",
         "accumulate": f"%{first}", "transpose": f"%{first + 1}",
     }  # fmt: skip
     macro = getattr(environment().get_template("prelude/wgmma.cuh.jinja").module, a)
     return str(macro(
         name=f"wgmma_m64n{n}k16_{a}_{elem}", instruction=f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{elem}.{elem}",
-        count=count, registers=", ".join(f"%{x}" for x in range(count)),
+        count=count, registers=braced(range(count)),
         outputs=", ".join(f'"+f"(d[{x}])' for x in range(count)), **place,
     )).strip()  # fmt: skip
+
+
+def braced(operands: Iterable[int]) -> str:
+    """A list of registers as PTX takes it, by the numbers of the operands."""
+    return "{" + ", ".join(f"%{x}" for x in operands) + "}"

@@ -99,7 +99,9 @@ def test_files_are_self_contained_and_timeless(sample: golden.Sample) -> None:
         assert "#include" not in text
         assert str(ROOT) not in text
         found = re.search(
-            r"(?<![\w.])/(?:home|root|usr|tmp|work|Users)/|\b20\d\d-\d\d-\d\d\b|\b\d\d:\d\d:\d\d\b|0x[0-9a-f]{9,}(?![0-9a-f]|ull)", text
+            r"(?<![\w.])/(?:home|root|usr|tmp|work|Users)/|\b20\d\d-\d\d-\d\d\b|\b\d\d:\d\d:\d\d\b"
+            r"|0x[0-9a-f]{9,}(?![0-9a-f]|ull)",
+            text,
         )
         assert found is None, f"{sample.name}{extension} holds {found and found[0]!r}"
 

@@ -139,6 +139,7 @@ def test_recipes_name_files_that_exist(title: str) -> None:
 
 def test_the_recipe_of_an_op_is_complete() -> None:
     """An op is a dataclass, a macro, a case of lowering, a primitive with its emulated meaning, and a verifier rule."""
-    needed = {"attngen/ir/ops.py", "attngen/ir/verify.py", "attngen/lowering/ops.py", "templates/ops/sm80.jinja"}
+    needed = {"attngen/ir/ops.py", "attngen/lowering/sm80.py", "templates/ops/sm80.jinja"}
     needed |= {"templates/prelude/sm80.cuh", "templates/emulator/sm80.hpp"}
+    assert "attngen/ir/rules/" in (ROOT / "CONTRIBUTING.md").read_text()
     assert needed <= set(recipes()["Add an op"])

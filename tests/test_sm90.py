@@ -22,7 +22,7 @@ from attngen.target import target
 
 SHIPPED = sorted(FOLDER.glob("sm90_*.schedule"))
 OTHERS = sorted((Path(__file__).parent / "data" / "sm90").glob("*.schedule"))
-# three warpgroups of 64 rows at D=64: ptxas reloads a few values in the loop of the role that loads, which costs nothing
+# three warpgroups of 64 rows at D=64: ptxas reloads a few values in the loop of the loading role, which costs nothing
 RELOADS = {"sm90_full_d64_w3", "sm90_causal_d64_w3"}
 SHAPES = (  # B, Hq, Hkv, Sq, Sk, factor of the queries, whether keys grow towards the first (then tiles are redone)
     (1, 2, 2, 256, 256, 1, False),

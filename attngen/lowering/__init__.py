@@ -1,1 +1,1 @@
-"""Schedule -> macro calls, by part: context, ops, maps, small kernels, control, kernel."""
+"""Schedule -> macro calls, by part: context; ops of all targets, of sm80 and of sm90; maps; control; roles; kernel."""

@@ -10,7 +10,7 @@ from attngen.ir.ops import Op, Stmt
 from attngen.ir.schedule import Classes, Guard, Step, Tiles
 from attngen.ir.text import describe
 from attngen.lowering.context import RoleContext
-from attngen.lowering.ops import calls
+from attngen.lowering.sm80 import calls
 from attngen.render import call
 
 

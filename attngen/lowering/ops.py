@@ -1,42 +1,23 @@
-"""Op -> macro calls: the table of targets with cp.async and mma.sync, and of what all targets share."""
+"""Op -> macro calls: the ops that every target has."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from attngen.errors import PassError
-from attngen.expr import const
 from attngen.ir import ops as o
 from attngen.ir.ops import Op, kind_of
-from attngen.lowering.context import RoleContext, swizzle
+from attngen.lowering.context import RoleContext
 from attngen.lowering.maps import map_call, reduce_call
 from attngen.lowering.small import pointwise_lines, scan_call
 from attngen.render import Argument
-
-KSTEP_UNROLL = 4  # k-steps of a contraction of shared tiles that the compiler may interleave: more only costs registers
 
 
 def calls(context: RoleContext, op: Op) -> Iterator[tuple[str, dict[str, Argument]]]:
     kind = kind_of(type(op))
     match op:
-        case o.CpAsync() | o.CopyTile():
-            inside = f"row0 + r < {context.expr(op.limit)}"
-            if op.first is not None:
-                inside += f" && row0 + r >= {context.expr(op.first)}"
-            yield kind, {"dst": context.address(op.dst), "src": op.src, "row": context.expr(op.row), "inside": inside,
-                         **context.chunks(context.buffer(op.dst).layout, op.src)}  # fmt: skip
-        case o.StTile():
-            yield kind, {"dst": op.dst, "src": context.address(op.src), "row": context.expr(op.row),
-                         "limit": context.expr(op.limit),
-                         **context.chunks(context.buffer(op.src).layout, op.dst)}  # fmt: skip
-        case o.CpWait():
-            yield kind, {"pending": op.pending}
-        case o.CpCommit() | o.CtaSync():
+        case o.CtaSync():
             yield kind, {}
-        case o.MmaSync():
-            if op.zero:
-                yield from calls(context, o.Fill(id=op.id, dst=op.d, value=const(0.0)))
-            yield mma(context, op)
         case o.Map():
             yield map_call(context, op)
         case o.Reduce():
@@ -44,14 +25,10 @@ def calls(context: RoleContext, op: Op) -> Iterator[tuple[str, dict[str, Argumen
         case o.Fill():
             value = context.values[op.dst.name]
             yield kind, {"dst": op.dst.name, "value": context.expr(op.value), "count": value.registers}
-        case o.StFrag():
-            value, buffer = context.values[op.src.name], context.buffer(op.dst)
-            yield kind, {
-                "dst": context.address(op.dst), "src": op.src.name, "pack": f"pack_{buffer.elem.value}x2",
-                "scale": f"{op.scaled}[ri]" if op.scaled else "1.0f", "rows": value.rows // 8,
-                "tiles": value.cols // 8,
-                "warp_rows": value.rows, **swizzle(buffer.layout),
-            }  # fmt: skip
+        case o.StTile():
+            yield kind, {"dst": op.dst, "src": context.address(op.src), "row": context.expr(op.row),
+                         "limit": context.expr(op.limit),
+                         **context.chunks(context.buffer(op.src).layout, op.dst)}  # fmt: skip
         case o.StRows():
             yield kind, {"rows": context.values[op.src.name].rows // 8, "dst": op.dst, "src": op.src.name,
                          "i0": context.row0, "limit": context.expr(op.limit)}  # fmt: skip
@@ -65,30 +42,3 @@ def calls(context: RoleContext, op: Op) -> Iterator[tuple[str, dict[str, Argumen
                          "lo": context.expr(op.lo), "hi": context.expr(op.hi)}  # fmt: skip
         case _:
             raise PassError(f"lower: {context.schedule.target} has no macro for op {op.id} {kind}")
-
-
-def mma(context: RoleContext, op: o.MmaSync) -> tuple[str, dict[str, Argument]]:
-    d, b = context.values[op.d.name], context.buffer(op.b)
-    arguments: dict[str, Argument] = {
-        "mma": f"mma_m16n8k16_{b.elem.value}", "d": op.d.name, "b": context.address(op.b), "blocks": d.rows // 16,
-        "pairs": d.cols // 16, **{f"b_{k}": v for k, v in swizzle(b.layout).items()},
-    }  # fmt: skip
-    if (
-        op.b.transposed
-    ):  # rows of b are columns of d: eight columns by eight k a matrix, k chunks in lanes 8..15, 24..31
-        arguments |= {"ldmatrix_b": "ldmatrix_x4", "b_row": "at_lane % 8 + at_lane / 16 * 8",
-                      "b_chunk": "at_lane / 8 % 2",
-                      "b_row_step": 16, "b_row_kstep": 0, "b_chunk_step": 0, "b_chunk_kstep": 2}  # fmt: skip
-        ksteps = b.layout.cols // 16
-    else:  # rows of b are k: matrices transposed on the way
-        arguments |= {"ldmatrix_b": "ldmatrix_x4_trans", "b_row": "at_lane % 16", "b_chunk": "at_lane / 16",
-                      "b_row_step": 0, "b_row_kstep": 16, "b_chunk_step": 2, "b_chunk_kstep": 0}  # fmt: skip
-        ksteps = b.layout.rows // 16
-    arguments["ksteps"] = ksteps
-    if op.a.name in context.values:
-        return "mma_sync_rs", {**arguments, "a": op.a.name}
-    a = context.buffer(op.a)
-    return "mma_sync_ss", {
-        **arguments, "a": context.address(op.a), "warp_rows": d.rows, "unroll": KSTEP_UNROLL,
-        **{f"a_{k}": v for k, v in swizzle(a.layout).items()}
-    }  # fmt: skip

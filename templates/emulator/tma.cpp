@@ -76,6 +76,20 @@ static void for_each_row(const Place& place, Apply apply) {
   }
 }
 
+// Visits the 16-byte chunks of a box in shared memory at `start`: visit(address, global, first, last), where the bytes
+// first .. last - 1 of the chunk lie inside the tensor, at `global + first`.
+template <class Visit>
+static void for_each_chunk(const Place& place, u32 start, Visit visit) {
+  const Map& m = place.map;
+  for_each_row(place, [&](int index, const Row& row) {
+    const u32 first = start + (u32)(index * m.row_bytes());
+    for (int at = 0; at < m.row_bytes(); at += CHUNK) {
+      visit(chunk_address(first + (u32)at, m.span), row.p + at, std::clamp(row.first - at, 0, CHUNK),
+            std::clamp(row.last - at, 0, CHUNK));
+    }
+  });
+}
+
 static void check_rows(const Place& place, bool writing, int line) {
   for_each_row(place, [=](int, const Row& row) {
     if (row.first < row.last) launch.global.check_bounds(row.p + row.first, row.last - row.first, writing, line);
@@ -87,15 +101,10 @@ static int total_bytes(const Place& place) { return place.map.rows() * place.map
 // ---- loads
 
 static void land(Cta& cta, const Load& load) {
-  const Map& m = load.from.map;
-  for_each_row(load.from, [&](int index, const Row& row) {
-    const u32 start = load.dst + (u32)(index * m.row_bytes());
-    for (int at = 0; at < m.row_bytes(); at += CHUNK) {
-      u8* to = cta.shared.data(chunk_address(start + (u32)at, m.span));
-      const int first = std::clamp(row.first - at, 0, CHUNK), last = std::clamp(row.last - at, 0, CHUNK);
-      memset(to, 0, CHUNK);
-      if (first < last) memcpy(to + first, row.p + at + first, last - first);
-    }
+  for_each_chunk(load.from, load.dst, [&](u32 address, const u8* global, int first, int last) {
+    u8* to = cta.shared.data(address);
+    memset(to, 0, CHUNK);
+    if (first < last) memcpy(to + first, global + first, last - first);
   });
   cta.shared.land(load.dst, total_bytes(load.from));
   complete_bytes(*load.barrier, total_bytes(load.from), load.epoch, load.line);
@@ -150,19 +159,12 @@ bool land_oldest_load(Cta& cta) {
 static void read_source(Cta& cta, Store& store) {
   if (store.done) return;
   store.done = true;
-  const Map& m = store.to.map;
-  for_each_row(store.to, [&](int index, const Row& row) {
-    const u32 start = store.src + (u32)(index * m.row_bytes());
-    for (int at = 0; at < m.row_bytes(); at += CHUNK) {
-      const u8* from = cta.shared.data(chunk_address(start + (u32)at, m.span));
-      const int first = std::clamp(row.first - at, 0, CHUNK), last = std::clamp(row.last - at, 0, CHUNK);
-      if (first >= last) continue;
-      if (store.kind == StoreKind::assign) {
-        memcpy(row.p + at + first, from + first, last - first);
-      } else {
-        float* to = (float*)(row.p + at);
-        for (int i = first / 4; i < last / 4; i++) to[i] += ((const float*)from)[i];
-      }
+  for_each_chunk(store.to, store.src, [&](u32 address, u8* global, int first, int last) {
+    const u8* from = cta.shared.data(address);
+    if (store.kind == StoreKind::assign) {
+      if (first < last) memcpy(global + first, from + first, last - first);
+    } else {
+      for (int i = first; i < last; i += 4) *(float*)(global + i) += *(const float*)(from + i);
     }
   });
 }
@@ -185,7 +187,9 @@ void tensor_store(const void* map, u32 src, const int* at, int rank, bool add, i
   check_rows(to, true, line);
   BulkQueue& queue = queue_of(fiber);
   const u32 epoch = cta.clocks.start(queue.engine, fiber.warp(), fiber.warp() + 1);
-  cta.shared.read(src, bytes, {queue.engine, WHOLE}, cta.clocks, line);
+  for_each_chunk(to, src, [&](u32 address, const u8*, int first, int last) {
+    if (first < last) cta.shared.read(address, CHUNK, {queue.engine, WHOLE}, cta.clocks, line);
+  });
   queue.open.push_back({to, src, add ? StoreKind::add_f32 : StoreKind::assign, epoch, line, false});
   if (launch.mode == Mode::eager) read_source(cta, queue.open.back());
 }

@@ -1,0 +1,70 @@
+"""Op -> macro calls of targets with cp.async and mma.sync."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attngen.expr import const
+from attngen.ir import ops as o
+from attngen.ir.ops import Op, kind_of
+from attngen.lowering import ops as common
+from attngen.lowering.context import RoleContext, swizzle
+from attngen.render import Argument
+
+KSTEP_UNROLL = 4  # k-steps of a contraction of shared tiles that the compiler may interleave: more only costs registers
+
+
+def calls(context: RoleContext, op: Op) -> Iterator[tuple[str, dict[str, Argument]]]:
+    kind = kind_of(type(op))
+    match op:
+        case o.CpAsync() | o.CopyTile():
+            inside = f"row0 + r < {context.expr(op.limit)}"
+            if op.first is not None:
+                inside += f" && row0 + r >= {context.expr(op.first)}"
+            yield kind, {"dst": context.address(op.dst), "src": op.src, "row": context.expr(op.row), "inside": inside,
+                         **context.chunks(context.buffer(op.dst).layout, op.src)}  # fmt: skip
+        case o.CpWait():
+            yield kind, {"pending": op.pending}
+        case o.CpCommit():
+            yield kind, {}
+        case o.MmaSync():
+            if op.zero:
+                yield from common.calls(context, o.Fill(id=op.id, dst=op.d, value=const(0.0)))
+            yield mma(context, op)
+        case o.StFrag():
+            value, buffer = context.values[op.src.name], context.buffer(op.dst)
+            yield kind, {
+                "dst": context.address(op.dst), "src": op.src.name, "pack": f"pack_{buffer.elem.value}x2",
+                "scale": f"{op.scaled}[ri]" if op.scaled else "1.0f", "rows": value.rows // 8,
+                "tiles": value.cols // 8,
+                "warp_rows": value.rows, **swizzle(buffer.layout),
+            }  # fmt: skip
+        case _:
+            yield from common.calls(context, op)
+
+
+def mma(context: RoleContext, op: o.MmaSync) -> tuple[str, dict[str, Argument]]:
+    d, b = context.values[op.d.name], context.buffer(op.b)
+    arguments: dict[str, Argument] = {
+        "mma": f"mma_m16n8k16_{b.elem.value}", "d": op.d.name, "b": context.address(op.b), "blocks": d.rows // 16,
+        "pairs": d.cols // 16, **{f"b_{k}": v for k, v in swizzle(b.layout).items()},
+    }  # fmt: skip
+    if (
+        op.b.transposed
+    ):  # rows of b are columns of d: eight columns by eight k a matrix, k chunks in lanes 8..15, 24..31
+        arguments |= {"ldmatrix_b": "ldmatrix_x4", "b_row": "at_lane % 8 + at_lane / 16 * 8",
+                      "b_chunk": "at_lane / 8 % 2",
+                      "b_row_step": 16, "b_row_kstep": 0, "b_chunk_step": 0, "b_chunk_kstep": 2}  # fmt: skip
+        ksteps = b.layout.cols // 16
+    else:  # rows of b are k: matrices transposed on the way
+        arguments |= {"ldmatrix_b": "ldmatrix_x4_trans", "b_row": "at_lane % 16", "b_chunk": "at_lane / 16",
+                      "b_row_step": 0, "b_row_kstep": 16, "b_chunk_step": 2, "b_chunk_kstep": 0}  # fmt: skip
+        ksteps = b.layout.rows // 16
+    arguments["ksteps"] = ksteps
+    if op.a.name in context.values:
+        return "mma_sync_rs", {**arguments, "a": op.a.name}
+    a = context.buffer(op.a)
+    return "mma_sync_ss", {
+        **arguments, "a": context.address(op.a), "warp_rows": d.rows, "unroll": KSTEP_UNROLL,
+        **{f"a_{k}": v for k, v in swizzle(a.layout).items()}
+    }  # fmt: skip

@@ -1,0 +1,165 @@
+"""The emulator on Hopper: copy engine, mbarriers, named barriers, warpgroup products."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from emulator_kernels import filled, words
+from hopper_kernels import (
+    LOAD, ORDER, REGISTERS, RING, STORE, STORES, TILES, Kernel, aligned, described, everywhere, hopper_maker, matmul,
+    operands, pipeline, ring_map, store_map,
+)  # fmt: skip
+
+from attngen.ir.schedule import Elem
+from attngen.layout import SLAB_BYTES, SmemLayout, Swizzle
+from attngen.tensormap import TensorMap
+
+
+@pytest.fixture
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
+    return hopper_maker(tmp_path_factory.getbasetemp() / "emulator")
+
+
+@pytest.mark.parametrize(("c0", "c1"), [(0, 0), (64, 8), (-16, -3), (32, 32), (0, 50), (96, 0)])
+@pytest.mark.parametrize("swizzle", [Swizzle.B128, Swizzle.B64, Swizzle.B32, Swizzle.LINEAR])
+def test_tensor_copies(kernel: Kernel, swizzle: Swizzle, c0: int, c1: int) -> None:
+    """A box to shared memory and back: swizzled as layouts say, zeros outside the tensor, nothing stored there."""
+    rows, columns, box, cols = 50, 90, 16, SLAB_BYTES.get(swizzle, 96) // 2
+    a, c = aligned(rows, columns, torch.float16), aligned(rows, columns, torch.float16, 7)
+    size = box * cols * 2
+    text = (LOAD + STORE).replace("BYTES", str(size)).replace("C0", str(c0)).replace("C1", str(c1))
+    y = words(size // 4)
+    layout = SmemLayout(box, cols, 2, swizzle)
+    padded = torch.zeros(box, cols, dtype=a.dtype)
+    inside = [(i, j) for i in range(box) for j in range(cols) if 0 <= c1 + i < rows and 0 <= c0 + j < columns]
+    want = torch.full_like(c, 7)
+    for i, j in inside:
+        padded[i, j] = want[c1 + i, c0 + j] = a[c1 + i, c0 + j]
+
+    def check() -> None:
+        got = torch.from_numpy(y.view(np.uint8).copy()).view(torch.float16)
+        assert all(got[layout.offset(i, j) // 2] == padded[i, j] for i in range(box) for j in range(cols))
+        assert torch.equal(c, want)
+        c.fill_(7)
+
+    maps = {"a": described(a, box, cols, swizzle), "c": described(c, box, cols, swizzle)}
+    everywhere(kernel(text), check, y, maps=maps)
+
+
+def test_slabs_ranges_and_sums(kernel: Kernel) -> None:
+    """Two slabs of columns by one instruction of five coordinates; a plain range; a sum into a tensor of f32."""
+    text = """\
+  if (t == 0) {
+    mbarrier_init(bar, 1);
+    fence_proxy_async();
+  }
+  cta_sync();
+  if (t == 0) {
+    mbarrier_arrive_expect_tx(bar, 2048 + 256);
+    tma_load_5d(s, &p.a, bar, 0, 2, 0, 0, 0);
+    bulk_load(s + 2048, p.x, 256, bar);
+  }
+  mbarrier_wait(bar, 0);
+  st_u32(p.y + t, ld_shared_u32(s + 4 * (t % 64) + 1024 * (t / 64)));
+  st_u32(p.y + 128 + t, ld_shared_u32(s + 2048 + 4 * (t % 64)));
+  st_shared_u32(s + 4096 + 4 * t, 0x3f800000 + t / 4);
+  fence_proxy_async();
+  cta_sync();
+  if (t == 0) tma_reduce_add_4d(&p.c, s + 4096, 0, 0, 0, 0);
+  if (t == 0) bulk_commit();
+  if (t == 0) bulk_wait<0>();"""
+    a, c = torch.randn(10, 128).bfloat16(), torch.full((32, 4), 2.0)
+    slabs = TensorMap(Elem.BF16, (64, 10, 2, 1, 1), (256, 128, 16, 16), (64, 8, 2, 1, 1), Swizzle.B128, a.data_ptr())
+    x, y = filled(64), words(256)
+    sums = (np.arange(128) // 4 + 0x3F800000).astype(np.uint32).view(np.float32).reshape(32, 4) + 2
+
+    def check() -> None:
+        got = torch.from_numpy(y[:128].view(np.uint8).copy()).view(torch.bfloat16)
+        for i in range(256):  # the first 256 bytes of either slab: rows 2 and 3
+            slab, row, at = i // 128, i // 64 % 2, i % 64
+            column = at ^ row * 8
+            assert got[i] == a[2 + row, slab * 64 + column]
+        assert (y[128:192] == x).all() and (y[192:] == x).all()
+        assert (c.numpy() == sums).all()
+        c.fill_(2)
+
+    maps = {"a": (a, slabs), "c": described(c, 32, 4, Swizzle.LINEAR)}
+    everywhere(kernel(text), check, y, maps=maps, x=x)
+
+
+def test_ring(kernel: Kernel) -> None:
+    a = ring_map()
+    y = words(128)
+    total = int(a[0].view(torch.int32).numpy().astype(np.uint32).sum(dtype=np.uint64)) % 2**32
+
+    def check() -> None:
+        assert int(y.sum(dtype=np.uint64)) % 2**32 == total
+
+    everywhere(kernel(RING, 256), check, y, maps={"a": a}, n=TILES)
+
+
+def test_stores(kernel: Kernel) -> None:
+    c = store_map()
+
+    def check() -> None:
+        rows = c[0].view(torch.int16).view(3, 8, 128)
+        assert all((rows[i, :, ::2] == i).all() for i in range(3))
+        c[0].zero_()
+
+    everywhere(kernel(STORES), check, words(1), maps={"c": c}, n=3)
+
+
+def test_order(kernel: Kernel) -> None:
+    y = words(20)
+
+    def check() -> None:
+        assert list(y) == [max(i - 1, 0) + 1 + i % 2 for i in range(20)]
+
+    everywhere(kernel(ORDER, 256), check, y, n=10)
+
+
+def test_registers(kernel: Kernel) -> None:
+    everywhere(kernel(REGISTERS, 384), lambda: None, words(1))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("source", ["ss", "rs"])
+@pytest.mark.parametrize(("n", "elem", "swizzle"), [
+    (8, "bf16", Swizzle.B128), (64, "f16", Swizzle.B128), (96, "bf16", Swizzle.B128), (128, "bf16", Swizzle.B128),
+    (256, "f16", Swizzle.B128), (64, "bf16", Swizzle.B64), (48, "f16", Swizzle.B32), (40, "bf16", Swizzle.LINEAR),
+])  # fmt: skip
+def test_product(kernel: Kernel, n: int, elem: str, swizzle: Swizzle, source: str, transposed: bool) -> None:
+    maps, x, product = operands(n, torch.bfloat16 if elem == "bf16" else torch.float16, transposed, swizzle)
+    y = words(64 * n)
+
+    def check() -> None:
+        got = torch.from_numpy(y.view(np.float32).copy()).view(64, n).double()
+        assert (got - product).abs().max() < 1e-4
+
+    everywhere(kernel(matmul(n, elem, source, transposed, swizzle)), check, y, maps=maps, x=x)
+
+
+def test_two_groups_in_flight(kernel: Kernel) -> None:
+    maps, x, product = operands(64, torch.bfloat16, False, Swizzle.B128)
+    y = words(64 * 64)
+
+    def check() -> None:
+        got = torch.from_numpy(y.view(np.float32).copy()).view(64, 64).double()
+        assert (got - 6 * product).abs().max() < 1e-3
+
+    everywhere(kernel(pipeline(64)), check, y, maps=maps, x=x)
+
+
+def test_accumulators_in_flight_are_poison(kernel: Kernel) -> None:
+    """What is read before the wait does not look like a result."""
+    maps, x, _ = operands(64, torch.bfloat16, False, Swizzle.B128)
+    y = words(64 * 64)
+    text = pipeline(64)
+    early = "  wgmma_wait<1>();\n  hold(d);\n"
+    use = text[text.index("  for (int j = 0") : text.index("  wgmma_wait<0>")]
+    assert early + use in text
+    everywhere(
+        kernel(text.replace(early + use, use + early)), lambda: np.testing.assert_equal(np.isnan(y.view(np.float32)), True),
+        y, maps=maps, x=x,
+    )  # fmt: skip
