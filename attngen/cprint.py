@@ -38,7 +38,8 @@ def constant(e: Expr) -> str:
     if e.dtype is DType.BOOL:
         return "true" if e.value else "false"
     if e.dtype is DType.I32:
-        return str(e.value)
+        # C has no negative literals: the digits of the smallest int alone are those of a long
+        return str(e.value) if e.value != -(2**31) else "(-2147483647 - 1)"
     assert isinstance(e.value, float)
     if math.isnan(e.value):
         return "(INF - INF)"
@@ -95,7 +96,7 @@ class Printer:
             return f"{_CALL[e.op]}({', '.join(a)})"
         match e.op:
             case Op.NEG:
-                return f"(-{a[0]})"
+                return f"(-({a[0]}))" if a[0].startswith("-") else f"(-{a[0]})"  # `--` is another operator
             case Op.NOT:
                 return f"(!{a[0]})"
             case Op.WHERE:

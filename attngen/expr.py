@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from attngen.naming import shown
+
 
 class DType(Enum):
     """Type of a scalar inside a kernel. Tensors' storage types are in `attngen.signature`."""
@@ -70,6 +72,8 @@ FLOAT_ONLY = frozenset(
 
 Value = float | int | bool
 
+FLOAT_RANGE = 2.0**-126, (2.0 - 2.0**-23) * 2.0**127  # magnitudes that float32 has with all its bits
+
 
 @dataclass(frozen=True, eq=False)
 class Expr:
@@ -107,7 +111,7 @@ def const(value: Value) -> Expr:
         return _node(Op.CONST, (), DType.BOOL, value=value)
     if isinstance(value, int):
         if not -(2**31) <= value < 2**31:
-            raise OverflowError(f"integer constant {value} does not fit 32 bits")
+            raise OverflowError(f"{shown(value)} does not fit 32 bits, which an integer constant has")
         return _node(Op.CONST, (), DType.I32, value=value)
     return _node(Op.CONST, (), DType.F32, value=float(value))
 

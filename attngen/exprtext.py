@@ -12,6 +12,7 @@ _LEVEL = {Op.OR: 1, Op.AND: 2, **dict.fromkeys(COMPARES, 3), Op.ADD: 4, Op.SUB: 
 _LEVEL |= {Op.MUL: 5, Op.DIV: 5, Op.FLOORDIV: 5, Op.MOD: 5, Op.NEG: 6, Op.NOT: 6}
 _BINARY = {op.value.strip(): op for op in _LEVEL if op not in (Op.NEG, Op.NOT)}
 _NAMED = {op.value: op for op in FUNCTIONS}
+_ARITY = {Op.MIN: 2, Op.MAX: 2, Op.WHERE: 3, Op.FMA: 3}  # of the others 1
 
 
 def show(root: Expr) -> str:
@@ -101,11 +102,17 @@ class _Parser:
     def arguments(self, close: str) -> tuple[Expr, ...]:
         args: list[Expr] = []
         while self.peek() != close:
+            if args:
+                self.take(",")
             args.append(self.expression(0))
-            if self.peek() == ",":
-                self.take()
         self.take(close)
         return tuple(args)
+
+    def call(self, op: Op) -> Expr:
+        args, want = self.arguments(")"), _ARITY.get(op, 1)
+        if len(args) != want:
+            raise ScheduleError(f"{op.value} has {len(args)} arguments in {self.text!r}. Allowed: {want}")
+        return make(op, *args)
 
     def atom(self) -> Expr:
         kind, text = self.take()
@@ -120,7 +127,7 @@ class _Parser:
                 return const(text == "true")
             if self.peek() == "(" and text in _NAMED:
                 self.take()
-                return make(_NAMED[text], *self.arguments(")"))
+                return self.call(_NAMED[text])
             if self.peek() == "[":
                 self.take()
                 if text not in self.captures:
@@ -137,7 +144,12 @@ class _Parser:
 def parse(text: str, names: Mapping[str, DType], captures: Mapping[str, DType] | None = None) -> Expr:
     """Inverse of `show`. `names` and `captures` give the types of variables and captured tensors."""
     p = _Parser(text, names, captures or {})
-    result = p.expression(0)
+    try:
+        result = p.expression(0)
+    except (TypeError, OverflowError) as error:  # boolean operators on numbers; an integer beyond 32 bits
+        raise ScheduleError(f"{error} in the expression {text!r}") from None
+    except RecursionError:
+        raise ScheduleError(f"an expression of {len(text)} characters is nested too deeply: {text:.40}...") from None
     if p.at != len(p.tokens):
         raise ScheduleError(f"text left over in the expression {text!r}: {p.peek()!r}")
     return result

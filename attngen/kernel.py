@@ -127,7 +127,13 @@ def kernel_for(variant: Variant, signature: Signature, target: Target, config: C
     """The kernel of a variant, made once a process. `config` None: the first of the rules' candidates."""
     key = (variant.variant_key(), signature, target.name, config)
     if key not in _kernels:
-        _kernels[key] = Kernel(variant, signature, target, levels_for(variant, signature, target, config))
+        try:
+            _kernels[key] = Kernel(variant, signature, target, levels_for(variant, signature, target, config))
+        except RecursionError:  # the passes follow an expression by recursion
+            raise SpecError(
+                f"{variant.description}: its score or mask nests too many operations, as a loop makes that extends a "
+                "value (`m = m | (j == n)`). Allowed: about 100 on one another; read a captured tensor: `table[j]`"
+            ) from None
     return _kernels[key]
 
 

@@ -19,6 +19,8 @@ from attngen.expr import B, DType, Expr, H, I, J, Op, const, make
 from attngen.naming import callable_name, shown
 from attngen.trace import Axis, ShapeRule, Tracer
 
+INT_MAX = 2**31 - 1  # of the integers in a kernel
+
 MaskLike = Union["Mask", Callable[..., Any]]
 
 # the key position that lies on the diagonal of query i
@@ -140,6 +142,24 @@ class MaskFunction(Mask):
         return callable_name(self.fn)
 
 
+MAX_NESTED = 100  # what a mask becomes is walked by recursion, and this many masks are slow long before
+
+
+def check_nesting(mask: Mask) -> None:
+    """A chain such as `a | b | c` nests once an operator; a long one is refused before Python's stack ends."""
+    level: list[Mask] = [mask]
+    for _ in range(MAX_NESTED):
+        inner: list[Mask] = []
+        for m in level:
+            inner += [m.mask] if isinstance(m, Not) else [m.left, m.right] if isinstance(m, (Both, Either)) else []
+        level = inner
+    if level:
+        raise SpecError(
+            f"mask nests more than {MAX_NESTED} masks with `&`, `|`, `~`. Allowed: {MAX_NESTED}; write one callable "
+            "that reads a captured tensor, as in `lambda b, h, i, j: table[i, j]`"
+        )
+
+
 # ---- masks -------------------------------------------------------------------------------------------------
 
 
@@ -243,16 +263,19 @@ def causal(align: str = "bottom_right") -> Mask:
 def window(left: int, right: int) -> Mask:
     """`left` keys before and `right` keys after the diagonal, and the one on it; -1 is no limit."""
     for name, value in (("left", left), ("right", right)):
-        if not _is_int(value) or value < -1:
-            raise SpecError(f"window: {name}={value!r}. Allowed: an int >= 0, or -1 for no limit")
+        if not _is_int(value) or not -1 <= value <= INT_MAX:
+            raise SpecError(
+                f"window: {name}={shown(value)}. Allowed: an int >= 0, at most {INT_MAX}, or -1 for no limit"
+            )
     return Window(left, right, sliding=False)
 
 
 def sliding_window(size: int) -> Mask:
     """The last `size` keys up to the diagonal, counting the one on it."""
-    if not _is_int(size) or size < 1:
+    if not _is_int(size) or not 1 <= size <= INT_MAX:
         raise SpecError(
-            f"sliding_window: size={size!r}. Allowed: an int >= 1 (it counts the query's own position)"
+            f"sliding_window: size={shown(size)}. Allowed: an int >= 1, at most {INT_MAX} (it counts the query's "
+            "own position); to have no limit, write causal()"
         )
     return Window(size - 1, 0, sliding=True)
 
@@ -264,16 +287,20 @@ def prefix_lm(length: int | torch.Tensor) -> Mask:
             raise SpecError(
                 f"prefix_lm: length is {shown(length)}. Allowed: an int, an integer tensor of shape [] or [B]"
             )
-    elif not _is_int(length) or length < 0:
+    elif not _is_int(length) or not 0 <= length <= INT_MAX:
         raise SpecError(
-            f"prefix_lm: length={length!r}. Allowed: an int >= 0, an integer tensor of shape [] or [B]"
+            f"prefix_lm: length={shown(length)}. Allowed: an int >= 0, at most {INT_MAX}, an integer tensor of "
+            "shape [] or [B]"
         )
     return PrefixLM(length)
 
 
 def document(ids: torch.Tensor, k_ids: torch.Tensor | None = None) -> Mask:
     """A query sees the keys of its own document. `ids` of shape [S] or [B, S]; `k_ids` when the keys have
-    their own."""
+    their own.
+
+    Ids are compared as 32-bit integers: an int64 tensor is clamped to that range, so that larger ids are one document.
+    Number large ids first: `torch.unique(ids, return_inverse=True)[1]`."""
     for name, value in (("ids", ids), ("k_ids", ids if k_ids is None else k_ids)):
         if not isinstance(value, torch.Tensor) or _is_float_or_bool(value) or value.dim() not in (1, 2):
             raise SpecError(

@@ -88,8 +88,13 @@ def callable_name(fn: Callable[..., Any]) -> str:
     return "lambda" if name == "<lambda>" else name
 
 
+LONGEST_INT = 128  # bits; more digits say nothing, and Python refuses to print some thousand
+
+
 def shown(value: object) -> str:
     """A value in an error message."""
     if isinstance(value, torch.Tensor):
         return f"a {value.dtype} tensor of shape {list(value.shape)}"
+    if isinstance(value, int) and value.bit_length() > LONGEST_INT:
+        return f"an int of {value.bit_length()} bits"
     return f"{value!r:.60} ({type(value).__name__})"

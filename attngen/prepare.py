@@ -113,7 +113,7 @@ def split(spec: Attention, tensors: list[Tensor], functions: list[Callable[..., 
     mask = None if spec.mask is None else _split(spec.mask, tensors, functions)
     scores = tuple([_split(s, tensors, functions) for s in spec.scores])
     sink = None if spec.sink is None else _leaf(spec.sink, tensors)
-    return mask, scores, sink, spec.normalizer.value, spec.scale is None or spec.scale > 0
+    return mask, scores, sink, spec.normalizer.value, spec.scale_positive
 
 
 def _split(node: Mask | Score, tensors: list[Tensor], functions: list[Callable[..., Any]]) -> Structure:

@@ -222,11 +222,13 @@ def _pow(t: Tracer, base: object, exponent: object) -> Expr:
     x, n = t.lift(base), power.value
     if n == 0.5:
         return make(Op.SQRT, x)
-    if n is None or n != int(n) or not -8 <= n <= 8:
+    if n is None or not -8 <= n <= 8 or n != int(n):
         raise t.error(
             f"the exponent {n} is not supported. Allowed: integers from -8 to 8, 0.5; else `exp(y * log(x))`"
         )
-    result = x if n else make(Op.ADD, make(Op.MUL, x, const(0)), const(1))
+    if not n:  # 1 also of an infinity or a NaN, as in torch
+        return _ones_like(x)
+    result = x
     for _ in range(abs(int(n)) - 1):
         result = make(Op.MUL, result, x)
     return make(Op.DIV, const(1.0), result) if n < 0 else result
@@ -267,6 +269,10 @@ def _no_more(t: Tracer, name: str, named: Mapping[str, object]) -> None:
         raise t.error(f"the argument {next(iter(named))!r} of `{name}` is not supported on a traced value")
 
 
+def _ones_like(x: Expr) -> Expr:
+    return _ONE if x.dtype is DType.F32 else const(1)
+
+
 _ONE = const(1.0)
 # those whose first argument is always a traced or captured value
 _SPECIAL: dict[str, Callable[..., Expr]] = {
@@ -285,7 +291,7 @@ _SPECIAL: dict[str, Callable[..., Expr]] = {
     "log1p": lambda t, x: make(Op.LOG, make(Op.ADD, _ONE, x)),
     "logical_not": lambda t, x: make(Op.NOT, to_bool(x)),
     "zeros_like": lambda t, x: const(0.0) if x.dtype is DType.F32 else const(0),
-    "ones_like": lambda t, x: const(1.0) if x.dtype is DType.F32 else const(1),
+    "ones_like": lambda t, x: _ones_like(x),
 }
 _FREE: dict[str, Callable[..., Expr]] = {
     "where": _where,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -105,9 +104,11 @@ class Bias(Score):
 
 def softcap(cap: float) -> Score:
     """cap * tanh(score / cap)."""
-    if isinstance(cap, bool) or not isinstance(cap, (int, float)) or not 0 < cap < math.inf:
+    low, high = ex.FLOAT_RANGE
+    if isinstance(cap, bool) or not isinstance(cap, (int, float)) or not low <= cap <= high:
         raise SpecError(
-            f"softcap: cap={cap!r}. Allowed: a finite number > 0; to have no cap, leave softcap out"
+            f"softcap: cap={shown(cap)}. Allowed: a finite number > 0, in float32's range of {low:.3g} to {high:.3g}; "
+            "to have no cap, leave softcap out"
         )
     return Softcap(float(cap))
 

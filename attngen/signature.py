@@ -47,7 +47,11 @@ class Signature:
 
     def __post_init__(self) -> None:
         for name in ("head_dim_qk", "head_dim_v"):
-            value = getattr(self, name)
+            value: object = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise SignatureError(
+                    f"{name}={value!r} is a {type(value).__name__}. Allowed: an int, {HEAD_DIM_STEP} to {HEAD_DIM_MAX}"
+                )
             if value % HEAD_DIM_STEP or not HEAD_DIM_STEP <= value <= HEAD_DIM_MAX:
                 raise SignatureError(
                     f"{name}={value} is not supported. Allowed: multiples of {HEAD_DIM_STEP} from "
@@ -174,6 +178,13 @@ def _check_bound(q: torch.Tensor, shapes: Shapes, spec: Described) -> None:
             raise SignatureError(
                 f"the tensor `{rule.capture}` has the shape {list(shape)}. Allowed: [{axes}]; {rule.hint}"
             )
+    if all((shapes.B, shapes.Hq, shapes.Sq, shapes.Sk)):
+        for name, t in spec.tensors.items():
+            if not t.numel():  # an index is clamped into the tensor, which needs an element to end at
+                raise SignatureError(
+                    f"the tensor `{name}` has the shape {list(t.shape)}: no element. Allowed: sizes of at least 1. "
+                    f"Give it one element, or leave out what reads it{_at(spec.variant.location_of(name))}"
+                )
 
 
 def _at(where: Location | None) -> str:

@@ -17,8 +17,11 @@ import torch
 from attngen import expr as ex
 from attngen.errors import Location, SpecError
 from attngen.expr import Expr
+from attngen.naming import shown
 from attngen.trace import Capture, ShapeRule, Storage, Tracer
 from attngen.variants import Mask, MaskLike, Score, ScoreLike, mask_of, scores_of
+
+PLAIN_SCALES = 1e-30, 1e4  # between them, scale * log2(e) times a raw score neither overflows nor vanishes in float32
 
 __all__ = ["Attention", "Capture", "Normalizer", "Storage", "Variant"]
 
@@ -128,6 +131,14 @@ class Attention:
         """What is known about the shapes of captured tensors."""
         return self._trace()[2]
 
+    @property
+    def scale_positive(self) -> bool:
+        """Whether scores may be kept unscaled until the exponential, as raw scores times scale * log2(e) in float32.
+
+        A scale far from the usual range overflows or vanishes there: such a one is applied before the maximum, as is a
+        negative one, which does not commute with it."""
+        return self.scale is None or PLAIN_SCALES[0] < self.scale < PLAIN_SCALES[1]
+
     def scale_for(self, head_dim: int) -> float:
         """The factor of the logits for the true head dimension of queries and keys."""
         return 1.0 / math.sqrt(head_dim) if self.scale is None else self.scale
@@ -144,7 +155,7 @@ class Attention:
                 score=score,
                 mask=mask,
                 normalizer=self.normalizer,
-                scale_positive=self.scale is None or self.scale > 0,
+                scale_positive=self.scale_positive,
                 sink=None if self.sink is None else _SINK_TYPES[self.sink.dtype],
                 captures=tracer.captures,
                 names=names,
@@ -176,10 +187,11 @@ class Attention:
 def _check_scale(scale: object) -> float | None:
     if scale is None:
         return None
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not math.isfinite(scale):
+    largest = ex.FLOAT_RANGE[1]
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not -largest <= scale <= largest:
         raise SpecError(
-            f"scale={scale!r}. Allowed: a finite number, or None for 1/sqrt(head_dim); a learned scale goes "
-            "into `score=lambda s, b, h, i, j: s * t` with a 0-dim tensor t"
+            f"scale={shown(scale)}. Allowed: a finite number of float32, at most {largest:.3g} in magnitude, or None "
+            "for 1/sqrt(head_dim); a learned scale goes into `score=lambda s, b, h, i, j: s * t` with a 0-dim tensor t"
         )
     return float(scale)
 

@@ -13,7 +13,7 @@ from attngen.errors import SignatureError
 from attngen.ir.schedule import Elem
 from attngen.layout import SLAB_BYTES, Swizzle
 
-MAX_RANK, MAX_BOX, MAX_STRIDE, ALIGN = 5, 256, 2**40, 16
+MAX_RANK, MAX_DIM, MAX_BOX, MAX_STRIDE, ALIGN = 5, 2**32, 256, 2**40, 16
 BYTES = 128  # of an encoded map
 EMULATOR_MARK = int.from_bytes(b"TMAP", "little")
 
@@ -30,12 +30,15 @@ class TensorMap:
     pointer: int
 
     def __post_init__(self) -> None:
-        rank, inner = len(self.dims), self.box[0] * self.elem.bytes
-        span = SLAB_BYTES.get(self.swizzle)
+        rank = len(self.dims)
+        self._demand(1 <= rank <= MAX_RANK, f"rank {rank}", f"1 to {MAX_RANK} dimensions")
+        self._demand(len(self.box) == rank, f"{len(self.box)} box sizes", f"{rank}, one a dimension")
+        strides = len(self.strides_bytes)
+        self._demand(strides == rank - 1, f"{strides} strides", f"{rank - 1}, of all but the innermost")
+        inner, span = self.box[0] * self.elem.bytes, SLAB_BYTES.get(self.swizzle)
         rules = (
-            (1 <= rank <= MAX_RANK, f"rank {rank}", f"1 to {MAX_RANK} dimensions"),
-            (len(self.box) == rank == len(self.strides_bytes) + 1, f"{len(self.box)} box sizes", "one a dimension"),
-            (all(1 <= d <= 2**32 for d in self.dims), f"dims {self.dims}", "1 to 2^32 each"),
+            (self.swizzle is not Swizzle.XOR, f"swizzle {self.swizzle.value}", "b128, b64, b32, linear"),
+            (all(1 <= d <= MAX_DIM for d in self.dims), f"dims {self.dims}", "1 to 2^32 each"),
             (all(1 <= b <= MAX_BOX for b in self.box), f"box {self.box}", f"1 to {MAX_BOX} each"),
             (self.pointer % ALIGN == 0, f"pointer {self.pointer:#x}", f"a multiple of {ALIGN}"),
             (all(s % ALIGN == 0 and 0 <= s < MAX_STRIDE for s in self.strides_bytes), f"strides {self.strides_bytes}",
@@ -44,8 +47,12 @@ class TensorMap:
             (span is None or inner <= span, f"an inner box of {inner} bytes", f"at most the swizzle's {span}"),
         )  # fmt: skip
         for holds, value, allowed in rules:
-            if not holds:
-                raise SignatureError(f"tensor map: {value}. Allowed: {allowed}. Use target='sm80' for such tensors")
+            self._demand(holds, value, allowed)
+
+    @staticmethod
+    def _demand(holds: bool, value: str, allowed: str) -> None:
+        if not holds:
+            raise SignatureError(f"tensor map: {value}. Allowed: {allowed}. Use target='sm80' for such tensors")
 
 
 def map_of(

@@ -145,7 +145,7 @@ class Tracer:
             if hasattr(value, "__float__"):
                 return ex.const(float(value))
         except OverflowError as e:
-            raise self.error(f"{e}. Write it as a float, as in `{value}.0`") from None
+            raise self.error(f"{e}. Write it as a float, as in `s * 4e9`") from None
         raise self.error(
             f"{type(value).__name__} value {value!r:.60} is used as an operand of a traced value. Allowed: "
             "traced values, Python numbers, tensors"

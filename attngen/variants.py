@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from attngen.errors import SpecError
-from attngen.masks import Mask, MaskLike, as_mask, causal, document, full, prefix_lm, sliding_window, window
+from attngen.masks import (
+    Mask,
+    MaskLike,
+    as_mask,
+    causal,
+    check_nesting,
+    document,
+    full,
+    prefix_lm,
+    sliding_window,
+    window,
+)  # fmt: skip
 from attngen.scores import Score, ScoreLike, alibi, as_score, bias, softcap
 
 __all__ = ["Mask", "MaskLike", "Score", "ScoreLike", "alibi", "bias", "causal", "document", "full"]
@@ -14,7 +25,10 @@ _FACTORIES = (full, causal, window, sliding_window, prefix_lm, document, softcap
 
 def mask_of(mask: object) -> Mask | None:
     """What a user gave as `mask=`."""
-    if mask is None or isinstance(mask, Mask):
+    if mask is None:
+        return None
+    if isinstance(mask, Mask):
+        check_nesting(mask)
         return mask
     _check_called("mask", mask)
     if isinstance(mask, Score):

@@ -197,7 +197,6 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
   const int u1 = (p.seqlen_k - p.seqlen_q);
   const float scale_log2 = (p.scale * 1.4426950408889634f);
   const float u3 = (ld_f32(p.sink + (i64)min_s32(h, (p.sink_n0 - 1)) * p.sink_s0) * 1.4426950408889634f);
-  const float u4 = ld_f32(p.sink + (i64)min_s32(h, (p.sink_n0 - 1)) * p.sink_s0);
   float rS[96];
   u32 rP[48];
   float rO[64];
@@ -424,7 +423,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
       r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
       a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
       l[ri] = (l[ri] * a[ri]);
-      l[ri] = (l[ri] + exp2_approx(fma_f32(u4, 1.4426950408889634f, (-r_ref[ri]))));
+      l[ri] = (l[ri] + exp2_approx((u3 - r_ref[ri])));
       inv[ri] = (a[ri] * ((l[ri] == 0.0f) ? 0.0f : rcp_approx(l[ri])));
       lse[ri] = ((r[ri] + log2_approx(l[ri])) * 0.6931471805599453f);
     }

@@ -28,8 +28,10 @@ Maps = dict[str, tuple[Tensor, TensorMap]]
 
 
 def hopper_maker(cache_dir: Path) -> Kernel:
-    """A function that compiles a kernel from statements. They see `t`, `warp`, `lane`, `s` (shared base), `bar`
-    (s + BAR), the maps `p.a`, `p.b` and `p.c`, `p.x` (read-only words), `p.y` (words) and `p.n`. The first is on line 3."""
+    """A function that compiles a kernel from statements.
+
+    They see `t`, `warp`, `lane`, `s` (shared base), `bar` (s + BAR), the maps `p.a`, `p.b` and `p.c`, `p.x` (read-only
+    words), `p.y` (words) and `p.n`. The first is on line 3."""
 
     def make(statements: str, threads: int = 128) -> Launch:
         body = (
@@ -41,7 +43,12 @@ def hopper_maker(cache_dir: Path) -> Kernel:
         built = emulator.build(body, (KernelEntry("k", threads, SMEM),), cache_dir)
 
         def launch(
-            y: Words, maps: Maps | None = None, x: Words | None = None, n: int = 0, mode: Mode = Mode.LATE, seed: int = 0
+            y: Words,
+            maps: Maps | None = None,
+            x: Words | None = None,
+            n: int = 0,
+            mode: Mode = Mode.LATE,
+            seed: int = 0,
         ) -> None:
             maps, x = maps or {}, words(1) if x is None else x
             encoded = b"".join(encode_emulator(maps[m][1]) if m in maps else bytes(128) for m in "abc")
@@ -92,7 +99,7 @@ def fails_everywhere(launch: Launch, message: str, y: Words, **options: object) 
                 launch(y, mode=mode, seed=seed, **options)
 
 
-# ---- texts ------------------------------------------------------------------------------------------------------------
+# ---- texts
 
 LOAD = """\
   if (t == 0) {
@@ -146,7 +153,8 @@ TILES = 23
 
 
 def ring_map() -> tuple[Tensor, TensorMap]:
-    return described(torch.arange(TILES * 8 * 64, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).view(-1, 64), 8, 64)
+    values = torch.arange(TILES * 8 * 64, dtype=torch.int32).to(torch.int16)
+    return described(values.view(torch.bfloat16).view(-1, 64), 8, 64)
 
 
 # A tile is written, stored, and written again.
@@ -183,7 +191,7 @@ def store_map() -> tuple[Tensor, TensorMap]:
     return described(torch.zeros(24, 128).bfloat16(), 8, 128, Swizzle.LINEAR)
 
 
-# ---- products ---------------------------------------------------------------------------------------------------------
+# ---- products
 
 
 def descriptor(start: str, leading: int, stride: int, swizzle: Swizzle) -> str:
@@ -209,7 +217,9 @@ def mn_major(start: str, rows: int, step: int, swizzle: Swizzle) -> str:
 K, B_AT = 64, 32768  # the contracted axis; where b lies
 
 
-def product_text(n: int, elem: str, source: str, transposed: bool, swizzle: Swizzle, d: str = "d", first: int = 0) -> str:
+def product_text(
+    n: int, elem: str, source: str, transposed: bool, swizzle: Swizzle, d: str = "d", first: int = 0
+) -> str:
     """The instructions of d = a b, or with `first` of d += a b."""
     lines = []
     for step in range(K // 16):
@@ -222,7 +232,8 @@ def product_text(n: int, elem: str, source: str, transposed: bool, swizzle: Swiz
 def boxes(slabs_a: int, slabs_b: int, rows_b: int, span: int) -> str:
     """Loads all slabs of a and b."""
     loads = [f"    tma_load_4d(s + {64 * span * i}, &p.a, bar, {span // 2 * i}, 0, 0, 0);" for i in range(slabs_a)]
-    loads += [f"    tma_load_4d(s + {B_AT + rows_b * span * i}, &p.b, bar, {span // 2 * i}, 0, 0, 0);" for i in range(slabs_b)]
+    b_at = [B_AT + rows_b * span * i for i in range(slabs_b)]
+    loads += [f"    tma_load_4d(s + {at}, &p.b, bar, {span // 2 * i}, 0, 0, 0);" for i, at in enumerate(b_at)]
     total = span * (64 * slabs_a + rows_b * slabs_b)
     return (
         "  if (t == 0) {\n    mbarrier_init(bar, 1);\n    fence_mbarrier_init();\n  }\n  cta_sync();\n  if (t == 0) {\n"
@@ -243,14 +254,24 @@ def matmul(n: int, elem: str, source: str, transposed: bool, swizzle: Swizzle) -
     span = SLAB_BYTES.get(swizzle, 16)
     width = n if transposed else K
     rows_b = K if transposed else n
-    return "\n".join([
-        boxes(K * 2 // span, -(-width * 2 // span), rows_b, span), LOAD_A if source == "rs" else "", "  float d[N / 2];",
-        "  hold(d);\n  wgmma_fence();", product_text(n, elem, source, transposed, swizzle),
-        "  wgmma_commit();\n  wgmma_wait<0>();\n  hold(d);", STORE_D,
-    ]).replace("N / 2", f"{n // 2}").replace("* N +", f"* {n} +")  # fmt: skip
+    return (
+        "\n".join(
+            [
+                boxes(K * 2 // span, -(-width * 2 // span), rows_b, span),
+                LOAD_A if source == "rs" else "",
+                "  float d[N / 2];",
+                "  hold(d);\n  wgmma_fence();",
+                product_text(n, elem, source, transposed, swizzle),
+                "  wgmma_commit();\n  wgmma_wait<0>();\n  hold(d);",
+                STORE_D,
+            ]
+        )
+        .replace("N / 2", f"{n // 2}")
+        .replace("* N +", f"* {n} +")
+    )
 
 
-def operands(n: int, dtype: torch.dtype, transposed: bool, swizzle: Swizzle) -> tuple[dict[str, tuple[Tensor, TensorMap]], Words, Tensor]:
+def operands(n: int, dtype: torch.dtype, transposed: bool, swizzle: Swizzle) -> tuple[Maps, Words, Tensor]:
     """Maps of a and b, a's words, a b in float64."""
     columns = SLAB_BYTES.get(swizzle, 16) // 2
     rows, cols = (K, n) if transposed else (n, K)
@@ -262,14 +283,24 @@ def operands(n: int, dtype: torch.dtype, transposed: bool, swizzle: Swizzle) -> 
 
 
 def pipeline(n: int) -> str:
-    """Three times two groups in flight: d = a b from shared memory, then e += a b with a in registers; stores all sums."""
+    """Three times two groups in flight: d = a b from shared memory, e += a b with a in registers. Stores the sum."""
     loads = matmul(n, "bf16", "rs", False, Swizzle.B128)
-    return "\n".join([
-        loads[: loads.index("  hold(d)")], f"  float e[{n // 2}], sum[{n // 2}];",
-        f"  for (int i = 0; i < {n // 2}; i++) e[i] = sum[i] = 0.0f;", "  for (int i = 0; i < 3; i++) {", "  hold(e);",
-        "  hold(a);\n  wgmma_fence();", product_text(n, "bf16", "ss", False, Swizzle.B128), "  wgmma_commit();  // d",
-        product_text(n, "bf16", "rs", False, Swizzle.B128, "e", 1), "  wgmma_commit();  // e",
-        "  wgmma_wait<1>();\n  hold(d);", f"  for (int j = 0; j < {n // 2}; j++) sum[j] += d[j];",
-        "  wgmma_wait<0>();\n  hold(e);\n  }", f"  for (int i = 0; i < {n // 2}; i++) d[i] = e[i] + sum[i];",
-        loads[loads.index("  for (int i = 0; i < " + str(n // 2)):],
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            loads[: loads.index("  hold(d)")],
+            f"  float e[{n // 2}], sum[{n // 2}];",
+            f"  for (int i = 0; i < {n // 2}; i++) e[i] = sum[i] = 0.0f;",
+            "  for (int i = 0; i < 3; i++) {",
+            "  hold(e);",
+            "  hold(a);\n  wgmma_fence();",
+            product_text(n, "bf16", "ss", False, Swizzle.B128),
+            "  wgmma_commit();  // d",
+            product_text(n, "bf16", "rs", False, Swizzle.B128, "e", 1),
+            "  wgmma_commit();  // e",
+            "  wgmma_wait<1>();\n  hold(d);",
+            f"  for (int j = 0; j < {n // 2}; j++) sum[j] += d[j];",
+            "  wgmma_wait<0>();\n  hold(e);\n  }",
+            f"  for (int i = 0; i < {n // 2}; i++) d[i] = e[i] + sum[i];",
+            loads[loads.index("  for (int i = 0; i < " + str(n // 2)) :],
+        ]
+    )

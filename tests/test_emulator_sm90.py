@@ -7,9 +7,24 @@ import pytest
 import torch
 from emulator_kernels import filled, words
 from hopper_kernels import (
-    LOAD, ORDER, REGISTERS, RING, STORE, STORES, TILES, Kernel, aligned, described, everywhere, hopper_maker, matmul,
-    operands, pipeline, ring_map, store_map,
-)  # fmt: skip
+    LOAD,
+    ORDER,
+    REGISTERS,
+    RING,
+    STORE,
+    STORES,
+    TILES,
+    Kernel,
+    aligned,
+    described,
+    everywhere,
+    hopper_maker,
+    matmul,
+    operands,
+    pipeline,
+    ring_map,
+    store_map,
+)
 
 from attngen.ir.schedule import Elem
 from attngen.layout import SLAB_BYTES, SmemLayout, Swizzle
@@ -88,6 +103,50 @@ def test_slabs_ranges_and_sums(kernel: Kernel) -> None:
     everywhere(kernel(text), check, y, maps=maps, x=x)
 
 
+def test_five_coordinates_back(kernel: Kernel) -> None:
+    """Two slabs by one store; a row beyond the tensor is dropped."""
+    text = """\
+  for (int i = t; i < 512; i += 128) st_shared_u32(s + 4 * i, i);
+  fence_proxy_async();
+  cta_sync();
+  if (t == 0) {
+    tma_store_5d(&p.c, s, 0, 3, 0, 0, 0);
+    bulk_commit();
+    bulk_wait<0>();
+  }"""
+    c = torch.zeros(10, 128, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    slabs = TensorMap(Elem.BF16, (64, 10, 2, 1, 1), (256, 128, 16, 16), (64, 8, 2, 1, 1), Swizzle.B128, c.data_ptr())
+
+    def check() -> None:
+        stored = c.view(torch.int32)
+        assert (stored[:3] == 0).all()
+        for row in range(7):
+            for word in range(64):
+                slab, at = divmod(word, 32)
+                assert stored[3 + row, word] == 256 * slab + 32 * row + (at ^ row * 4)
+        c.zero_()
+
+    everywhere(kernel(text), check, words(1), maps={"c": (c, slabs)})
+
+
+@pytest.mark.parametrize("trans", ["", "_trans"])
+def test_matrix_stores_mirror_matrix_loads(kernel: Kernel, trans: str) -> None:
+    text = f"""\
+  stmatrix_x4{trans}(s + 512 * warp + 16 * lane, 4 * t, 4 * t + 1, 4 * t + 2, 4 * t + 3);
+  cta_sync();
+  u32 a, b, c, d;
+  ldmatrix_x4{trans}(a, b, c, d, s + 512 * warp + 16 * lane);
+  st_v4(p.y + 4 * t, a, b, c, d);
+  red_add_f32((float*)p.y + 512 + t % 2, 0.5f);"""
+    y = words(516)
+
+    def check() -> None:
+        assert (y[:512] == np.arange(512)).all()
+        assert (y[512:514].view(np.float32) == 32).all()
+
+    everywhere(kernel(text), check, y)
+
+
 def test_ring(kernel: Kernel) -> None:
     a = ring_map()
     y = words(128)
@@ -125,10 +184,19 @@ def test_registers(kernel: Kernel) -> None:
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("source", ["ss", "rs"])
-@pytest.mark.parametrize(("n", "elem", "swizzle"), [
-    (8, "bf16", Swizzle.B128), (64, "f16", Swizzle.B128), (96, "bf16", Swizzle.B128), (128, "bf16", Swizzle.B128),
-    (256, "f16", Swizzle.B128), (64, "bf16", Swizzle.B64), (48, "f16", Swizzle.B32), (40, "bf16", Swizzle.LINEAR),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("n", "elem", "swizzle"),
+    [
+        (8, "bf16", Swizzle.B128),
+        (64, "f16", Swizzle.B128),
+        (96, "bf16", Swizzle.B128),
+        (128, "bf16", Swizzle.B128),
+        (256, "f16", Swizzle.B128),
+        (64, "bf16", Swizzle.B64),
+        (48, "f16", Swizzle.B32),
+        (40, "bf16", Swizzle.LINEAR),
+    ],
+)
 def test_product(kernel: Kernel, n: int, elem: str, swizzle: Swizzle, source: str, transposed: bool) -> None:
     maps, x, product = operands(n, torch.bfloat16 if elem == "bf16" else torch.float16, transposed, swizzle)
     y = words(64 * n)
@@ -149,17 +217,3 @@ def test_two_groups_in_flight(kernel: Kernel) -> None:
         assert (got - 6 * product).abs().max() < 1e-3
 
     everywhere(kernel(pipeline(64)), check, y, maps=maps, x=x)
-
-
-def test_accumulators_in_flight_are_poison(kernel: Kernel) -> None:
-    """What is read before the wait does not look like a result."""
-    maps, x, _ = operands(64, torch.bfloat16, False, Swizzle.B128)
-    y = words(64 * 64)
-    text = pipeline(64)
-    early = "  wgmma_wait<1>();\n  hold(d);\n"
-    use = text[text.index("  for (int j = 0") : text.index("  wgmma_wait<0>")]
-    assert early + use in text
-    everywhere(
-        kernel(text.replace(early + use, use + early)), lambda: np.testing.assert_equal(np.isnan(y.view(np.float32)), True),
-        y, maps=maps, x=x,
-    )  # fmt: skip

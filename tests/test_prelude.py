@@ -13,7 +13,9 @@ import pytest
 import torch
 from emulator_kernels import KernelMaker, Words, kernel_maker, words
 
+from attngen.render import prelude_of, select_prelude
 from attngen.resources import templates_dir
+from attngen.runtime.gate import LOG_WORDS
 
 
 @pytest.fixture
@@ -133,20 +135,20 @@ def test_wide_integers_are_clamped(kernel: KernelMaker) -> None:
     assert (got.view(np.int32) == np.clip(values, -(2**31), 2**31 - 1)).all()
 
 
-PRELUDES = ("common", "sm80")
-SIGNATURE = re.compile(r"^(template <int N> )?DI ([\w ]+?) (\w+)\(([^)]*)\)", re.MULTILINE)
+PRELUDES = ("common", "sm80", "sm90")
+ARCHITECTURES = {"sm_80": PRELUDES[:2], "sm_90": PRELUDES[:2], "sm_90a": PRELUDES}
+SIGNATURE = re.compile(r"^(template <int \w+> )?DI ([\w ]+?) (\w+)\(((?:\(&\w+\)|[^()])*)\)", re.MULTILINE)
+PRODUCTS = [(n, a, elem) for elem in ("bf16", "f16") for a in ("ss", "rs") for n in range(8, 257, 8)]
 
 
-def _signatures(text: str) -> dict[str, tuple[str, str, str]]:
-    """Name -> template head, result, parameters, without the emulator's line."""
-    found = {}
-    for head, result, name, parameters in SIGNATURE.findall(re.sub(r",\s+", ", ", text)):
-        found[name] = (head, result, re.sub(r"(, )?LINE$", "", parameters))
-    return found
+def _signatures(text: str) -> list[tuple[str, str, str, str]]:
+    """Template head, result, name, parameters, without the emulator's line, in order."""
+    found = SIGNATURE.findall(re.sub(r",\s+", ", ", text))
+    return [(head, result, name, re.sub(r"(, )?LINE$", "", parameters)) for head, result, name, parameters in found]
 
 
 def _blocks(name: str) -> tuple[str, list[str]]:
-    """The part of a prelude that is always emitted, and its functions, one a block."""
+    """The part of a prelude that is always emitted, and its functions and structs, one a block."""
     text = (templates_dir() / "prelude" / f"{name}.cuh").read_text()
     head, functions = text.split("// ---- primitives\n")
     return head, [block for block in functions.strip().split("\n\n") if block]
@@ -154,70 +156,141 @@ def _blocks(name: str) -> tuple[str, list[str]]:
 
 @pytest.mark.parametrize("name", PRELUDES)
 def test_emulator_has_the_primitives_of_the_prelude(name: str) -> None:
-    emulated = (templates_dir() / "emulator" / f"{name}.hpp").read_text()
+    emulated = (templates_dir() / "emulator" / f"{name}.hpp").read_text().split("#define PRODUCT(")[0]
     prelude = (templates_dir() / "prelude" / f"{name}.cuh").read_text()
-    assert _signatures(emulated) == _signatures(prelude)
+    assert sorted(_signatures(emulated)) == sorted(_signatures(prelude))
+    assert re.findall(r"^struct .*", emulated, re.MULTILINE) == re.findall(r"^struct .*", prelude, re.MULTILINE)
+
+
+def test_emulator_has_every_product() -> None:
+    """Whatever width, element and source a body uses; registers of a by reference, for the emulator to watch them."""
+    emulated = (templates_dir() / "emulator" / "sm90.hpp").read_text()
+    assert re.findall(r"PRODUCTS\((\d+)\)", emulated) == [str(n) for n in range(8, 257, 8)]
+    text = emulated[emulated.index("#define PRODUCT(") : emulated.index("#define PRODUCTS(")]
+    macro = re.sub(r"\s*\\\n\s*", " ", text)
+    declared = re.findall(r"(template <int TB>) DI void (\S+?)\(float \(&d\)\[N / 2\], (.*?), LINE\)", macro)
+    for n, a, elem in PRODUCTS:
+        text = select_prelude("sm90", f"wgmma_m64n{n}k16_{a}_{elem}")
+        (found,) = re.findall(r"(template <int TB>) DI void (\S+?)\(float \(&d\)\[(\d+)\], (.*?)\) {", text)
+        assert int(found[2]) == n // 2
+        named = {d[1].replace("##N##", str(n)).replace("##ELEMENT", elem): d for d in declared}
+        head, _, parameters = named[found[1]]
+        assert (found[0], found[3]) == (head, parameters.replace("&", ""))
 
 
 @pytest.mark.parametrize("name", PRELUDES)
 def test_prelude_blocks(name: str) -> None:
-    """A block is a comment and one function that calls no other primitive; no header is included."""
+    """A block is a comment and one function that calls no other primitive, or one struct; no header is included."""
     head, blocks = _blocks(name)
-    primitives = {found for prelude in PRELUDES for found in _signatures("\n".join(_blocks(prelude)[1]))}
+    primitives = {found[2] for prelude in PRELUDES for found in _signatures("\n".join(_blocks(prelude)[1]))}
     assert "#include" not in head + "".join(blocks)
     for block in blocks:
+        if re.match(r"// .+\nstruct ", block):
+            continue
         assert re.match(r"// .+\n(template <int N> )?DI ", block), block
-        assert len(SIGNATURE.findall(block)) == 1 and len(re.findall(r"\basm\b", block)) <= 1, block
+        assert len(_signatures(block)) == 1 and len(re.findall(r"\basm\b", block)) <= 1, block
         assert len(set(re.findall(r"(\w+)\(", block)) & primitives) == 1, block
 
 
-def _alone() -> str:
+def test_a_body_gets_what_it_calls() -> None:
+    """One function, and the struct of tensor maps where that needs it."""
+    for name, text in prelude_of("sm90").functions:
+        if "struct " in text:
+            continue
+        emitted = select_prelude("sm90", f"{name}(")
+        assert {found[2] for found in _signatures(emitted)} == {name}
+        assert ("struct alignas(64) TensorMap" in emitted) == ("TensorMap" in text)
+
+
+def _call(template: str, result: str, name: str, parameters: str) -> str:
+    """A kernel that calls one function with its own parameters and keeps what it gives."""
+    if "(&" in parameters:  # an array of registers
+        elem = parameters.split(" ", 1)[0]
+        return (
+            f'extern "C" __global__ void __launch_bounds__(128, 1) call_{name}_{elem}({elem}* p) '
+            f"{{ {elem} x[2] = {{p[0], p[1]}}; {name}(x); p[2] = x[0]; }}\n"
+        )
+    declared = [p.rsplit(" ", 1) for p in parameters.split(", ") if p]
+    outs = [(t[:-1], n) for t, n in declared if t.endswith("&")]
+    takes = ", ".join([f"{t.rstrip('&')} {n}" for t, n in declared] + ["void** sink"])
+    argument = "" if not template else "<24>" if name.startswith("setmaxnreg") else "<1>"
+    called = f"{name}{argument}({', '.join(n for _, n in declared)})"
+    stores = "".join(f" *({t}*)sink[{i}] = {n};" for i, (t, n) in enumerate(outs, 1))
+    kept = f"{called};" if result == "void" else f"*({result}*)sink[0] = {called};"
+    return f'extern "C" __global__ void __launch_bounds__(128, 1) call_{name}({takes}) {{ {kept}{stores} }}\n'
+
+
+def _alone(preludes: tuple[str, ...]) -> str:
     """A program in which each function of the preludes is called once, from a kernel of its own."""
-    heads, functions, kernels = "", "", ""
-    for prelude in PRELUDES:
+    heads, functions = "", ""
+    for prelude in preludes:
         head, blocks = _blocks(prelude)
         heads += head
         functions += "\n".join(blocks) + "\n"
-        for template, result, name, parameters in SIGNATURE.findall("\n".join(blocks)):
-            declared = [p.rsplit(" ", 1) for p in parameters.split(", ") if p]
-            outs = [(t[:-1], n) for t, n in declared if t.endswith("&")]
-            takes = ", ".join([f"{t.rstrip('&')} {n}" for t, n in declared] + ["void** sink"])
-            call = f"{name}{'<1>' if template else ''}({', '.join(n for _, n in declared)})"
-            stores = "".join(f" *({t}*)sink[{i}] = {n};" for i, (t, n) in enumerate(outs, 1))
-            kept = f"{call};" if result == "void" else f"*({result}*)sink[0] = {call};"
-            kernels += f'extern "C" __global__ void call_{name}({takes}) {{ {kept}{stores} }}\n'
-    return heads + functions + kernels
+    return heads + functions + "".join(_call(*signature) for signature in _signatures(functions))
 
 
-ARCHITECTURES = ("sm_80", "sm_90")
+def _products(products: list[tuple[int, str, str]]) -> str:
+    """A program that issues each product once, in both directions of b."""
+    kernels = ""
+    for n, a, elem in products:
+        source = "a" if a == "ss" else "(u32)a, (u32)b, (u32)a, (u32)b"
+        calls = "".join(f"wgmma_m64n{n}k16_{a}_{elem}<{tb}>(d, {source}, b + {tb}, {tb}); " for tb in (0, 1))
+        kernels += (
+            f'extern "C" __global__ void __launch_bounds__(128, 1) product_{n}_{a}_{elem}(float* p, u64 a, u64 b) {{\n'
+            f"  float d[{n // 2}];\n"
+            f'  _Pragma("unroll") for (int i = 0; i < {n // 2}; ++i) d[i] = p[128 * i + thread_id()];\n'
+            f"  hold(d); wgmma_fence(); {calls}wgmma_commit(); wgmma_wait<0>(); hold(d);\n"
+            f'  _Pragma("unroll") for (int i = 0; i < {n // 2}; ++i) p[128 * i + thread_id()] = d[i];\n}}\n'
+        )
+    return select_prelude("sm90", kernels) + kernels
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_prelude_compiles_with_nvcc(arch: str, tmp_path: Path) -> None:
+def _nvcc(source: str, arch: str, tmp_path: Path) -> str:
+    """The log of a compile that must work."""
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         pytest.skip("nvcc is not on PATH")
-    source = tmp_path / "prelude.cu"
-    source.write_text(_alone())
-    command = [nvcc, "-std=c++17", f"-arch={arch}", "-cubin", "-o", str(tmp_path / "out.cubin"), str(source)]
+    file = tmp_path / "prelude.cu"
+    file.write_text(source)
+    command = [nvcc, "-std=c++17", f"-arch={arch}", "-cubin", "-o", str(tmp_path / "out.cubin"), str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "warning" not in done.stderr, done.stderr
+    return done.stderr
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_prelude_compiles_with_nvrtc(arch: str) -> None:
-    """Without a header, to a cubin: no include path is given."""
+def _nvrtc(source: str, arch: str) -> str:
+    """The log. Without a header, to a cubin: no include path is given."""
     nvidia = pytest.importorskip("nvidia", reason="nvidia-cuda-nvrtc is not installed")
     found = [lib for root in nvidia.__path__ for lib in sorted(Path(root).rglob("libnvrtc.so.*"))]
     if not found:
         pytest.skip("nvidia-cuda-nvrtc is not installed")
     nvrtc = ctypes.CDLL(str(found[0]))
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
-    nvrtc.nvrtcCreateProgram(ctypes.byref(program), _alone().encode(), b"prelude.cu", 0, None, None)
+    nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"prelude.cu", 0, None, None)
     options = (ctypes.c_char_p * 2)(f"--gpu-architecture={arch}".encode(), b"--std=c++17")
     status = nvrtc.nvrtcCompileProgram(program, len(options), options)
     nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
     log = ctypes.create_string_buffer(size.value)
     nvrtc.nvrtcGetProgramLog(program, log)
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    assert status == 0 and not log.value, log.value.decode()
+    assert status == 0 and b"warning" not in log.value, log.value.decode()
+    return log.value.decode()
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_prelude_compiles_with_nvcc(arch: str, tmp_path: Path) -> None:
+    _nvcc(_alone(ARCHITECTURES[arch]), arch, tmp_path)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_prelude_compiles_with_nvrtc(arch: str) -> None:
+    _nvrtc(_alone(ARCHITECTURES[arch]), arch)
+
+
+@pytest.mark.parametrize("a", ["ss", "rs"])
+def test_products_compile(a: str, tmp_path: Path) -> None:
+    """Every width and element; the assembler adds no fence and serialises nothing."""
+    source = _products([p for p in PRODUCTS if p[1] == a])
+    for log in (_nvrtc(source, "sm_90a"), _nvcc(source, "sm_90a", tmp_path)):
+        assert not any(word in log for word in LOG_WORDS), log

@@ -29,6 +29,8 @@ def test_scale() -> None:
     assert Attention().variant.scale_positive
     assert Attention(scale=2).variant.scale_positive
     assert not Attention(scale=0).variant.scale_positive
+    assert not Attention(scale=1e8).variant.scale_positive
+    assert not Attention(scale=1e-46).variant.scale_positive
     assert not Attention(scale=-1.0).variant.scale_positive
 
 

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     from attngen.kernel import Generated
     from attngen.target import target
 
-    schedule = Schedule.parse(arguments.file.read_text(encoding="utf-8"))
+    schedule = Schedule.parse(text_of(arguments.file))
     verified = verify(schedule)
     module = Generated(verified, target(schedule.target), f"lowered from {arguments.file.name}")
     print(f"{schedule.name}: verified{''.join(f', {check}' for check in verified.checks)}")
@@ -63,6 +63,15 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.time:
             time_it(module, arguments, progress)
     return status
+
+
+def text_of(file: Path) -> str:
+    from attngen.errors import ScheduleError
+
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ScheduleError(f"{file}: byte {error.start} is not UTF-8. Allowed: the text of a schedule") from None
 
 
 def compile_it(module: Generated, arch: str | None, progress: Progress) -> None:

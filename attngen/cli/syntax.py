@@ -18,12 +18,16 @@ Argument = int | float | str
 MaskMaker = Callable[..., Mask]
 ScoreMaker = Callable[..., Score]
 _Made = TypeVar("_Made", Mask, Score)
+_NESTED = "{option}: a text of {length} characters nests too deeply. Allowed: about 100 operators and parentheses"
 _SHORT = re.compile(r"\s*(\w+)\s*=\s*([-+.\w]+)\s*")
 
 
 def parse_mask(text: str, makers: Mapping[str, MaskMaker]) -> Mask:
     """The mask that `text` describes; `makers` are the names it may use."""
-    return _mask(_tree("--mask", text), text, makers)
+    try:
+        return _mask(_tree("--mask", text), text, makers)
+    except RecursionError:
+        raise SpecError(_NESTED.format(option="--mask", length=len(text))) from None
 
 
 def parse_scores(text: str, makers: Mapping[str, ScoreMaker]) -> tuple[Score, ...]:
@@ -52,6 +56,8 @@ def _tree(option: str, text: str) -> ast.expr:
     short = _SHORT.fullmatch(text)
     try:
         return ast.parse(f"{short[1]}({short[2]})" if short else text.strip(), mode="eval").body
+    except (RecursionError, MemoryError):  # the parser's own limit of nesting
+        raise SpecError(_NESTED.format(option=option, length=len(text))) from None
     except SyntaxError as error:
         raise SpecError(f"{option}: {text!r} does not parse: {error.msg}") from None
 

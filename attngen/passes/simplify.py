@@ -10,23 +10,41 @@ import dataclasses
 import math
 
 from attngen.expr import (
+    COMPARES,
+    FLOAT_RANGE,
     ONE,
+    SEQLEN_K,
+    SEQLEN_Q,
     DType,
     Expr,
+    I,
+    J,
     Op,
     add,
     const,
     make,
+    minimum,
     mul,
     rewrite,
     sub,
+    substitute,
     to_f32,
     variables,
+    walk,
 )  # fmt: skip
 from attngen.fold import fold
 from attngen.ir.graph import Graph, Map, Mask, Node, RowReduce
+from attngen.sums import extremes
 
 LOG2E, LN2 = const(math.log2(math.e)), const(math.log(2.0))
+
+EXACT = 2**24  # integers up to here have a float32 each
+# Positions and lengths are taken to be this small, so that a difference of two and a shift to the diagonal are exact.
+# Beyond, their differences may be off by the rounding of a position, one part in 2^24.
+POSITION = const(2**22)
+_SMALL = {x: minimum(x, POSITION) for x in (I, J, SEQLEN_Q, SEQLEN_K)}
+
+_STEPS = COMPARES | {Op.FLOOR, Op.I32}  # a rounding in their operand can become a step of their value
 
 
 def exp_of(x: Expr) -> Expr:
@@ -45,8 +63,9 @@ def _hardware(e: Expr) -> Expr | None:
             return sub(ONE, mul(const(2.0), make(Op.RCP, add(ONE, exp_of(mul(const(2.0), e.args[0]))))))
         case Op.SIGMOID:
             return make(Op.RCP, add(ONE, exp_of(make(Op.NEG, e.args[0]))))
-        case Op.DIV if e.args[1].op is Op.CONST and e.args[1].value:
-            return mul(e.args[0], const(1.0 / float(e.args[1].value)))
+        case Op.DIV:
+            inverse = _reciprocal(e.args[1])
+            return mul(e.args[0], const(inverse)) if inverse and abs(math.frexp(inverse)[0]) == 0.5 else None
         case Op.MUL if e.args[1].op is Op.CONST and e.args[0].op is Op.MUL and e.args[0].args[1].op is Op.CONST:
             if e.dtype is DType.F32:  # (x * c1) * c2, as nested rules leave it
                 c1, c2 = e.args[0].args[1].value, e.args[1].value
@@ -59,14 +78,41 @@ def _hardware(e: Expr) -> Expr | None:
     return None
 
 
+def _reciprocal(divisor: Expr) -> float | None:
+    """1 / divisor where the divisor is a constant and float32 has both with all their bits."""
+    if divisor.op is not Op.CONST or not divisor.value:
+        return None
+    inverse = 1.0 / float(divisor.value)
+    return inverse if FLOAT_RANGE[0] <= abs(inverse) <= FLOAT_RANGE[1] else None
+
+
+def _multiply(root: Expr) -> Expr:
+    """Divisions by constants as multiplications by reciprocals, which round once more: not below a step, where 41 / 41
+    has to be 1. Those by powers of two are exact anywhere, and left to `_hardware`."""
+    exact = set(walk(*(a for e in walk(root) if e.op in _STEPS for a in e.args)))
+
+    def one(e: Expr) -> Expr | None:
+        # below a step nothing is changed here, so that a node is still the one that was noted
+        inverse = _reciprocal(e.args[1]) if e.op is Op.DIV and e not in exact else None
+        return mul(e.args[0], const(inverse)) if inverse else None
+
+    return rewrite(root, one)
+
+
 def _convert(x: Expr) -> Expr | None:
-    """float(x) for an integer x: distributed over sums of terms that depend on different indices (exact below 2^24,
-    far beyond any sequence length that fits a GPU), so that each part is converted once a row or column."""
+    """float(x) for an integer x: distributed over sums of terms that depend on different indices, so that each part is
+    converted once a row or column. Only where both parts are exact in float32: an element of a tensor need not be."""
     if x.op is Op.ABS:
-        return make(Op.ABS, to_f32(x.args[0])) if _convert(x.args[0]) is None else make(Op.ABS, _converted(x.args[0]))
-    if x.op in (Op.ADD, Op.SUB) and variables(x.args[0]) & {"i", "j"} != variables(x.args[1]) & {"i", "j"}:
-        return make(x.op, _converted(x.args[0]), _converted(x.args[1]))
-    return None
+        return make(Op.ABS, _converted(x.args[0]))
+    if x.op not in (Op.ADD, Op.SUB) or not all(_is_exact(a) for a in x.args):
+        return None
+    apart = variables(x.args[0]) & {"i", "j"} != variables(x.args[1]) & {"i", "j"}
+    return make(x.op, _converted(x.args[0]), _converted(x.args[1])) if apart else None
+
+
+def _is_exact(x: Expr) -> bool:
+    lo, hi = extremes(substitute(x, _SMALL))
+    return max(-lo, hi) <= EXACT
 
 
 def _converted(x: Expr) -> Expr:
@@ -75,7 +121,7 @@ def _converted(x: Expr) -> Expr:
 
 def simplify_expr(e: Expr) -> Expr:
     """`e` in hardware operations, folded."""
-    return fold(rewrite(fold(e), _hardware))
+    return fold(rewrite(_multiply(fold(e)), _hardware))
 
 
 def simplify(graph: Graph) -> Graph:

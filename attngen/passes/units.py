@@ -2,7 +2,7 @@
 
 Before   elements exp2((scale*s - r) * log2e): a subtraction and a multiplication after the scaling
 After    r kept in log2 units of the raw scores: exp2(s*c - r) with c = scale*log2e, one FMA an element
-Needs    the scores are a positive row constant times raw scores, and nothing else
+Needs    the scores are a positive row constant times raw scores, and nothing else; the constant of a usual size
 Why      an FMA an element is what the exponential can overlap with. A negative or zero scale does not commute with the
          maximum, and any other score keeps natural units: a bias of finfo.min times log2e would overflow to -inf"""
 
@@ -32,7 +32,7 @@ def units(graph: Graph, scale_positive: bool) -> Graph:
     c = mul(SCALE, LOG2E)
 
     def element(e: Expr) -> Expr | None:
-        """(x - r) * log2e with x = scale*z, r = r'/log2e: an FMA; the same for references and the extra element."""
+        """(x - r) * log2e with x = scale*z, r = r'/log2e: an FMA; a subtraction of what has r's unit."""
         if e.op is not Op.MUL or e.args[1] is not LOG2E or e.args[0].op is not Op.SUB:
             return None
         x, y = e.args[0].args
@@ -40,7 +40,8 @@ def units(graph: Graph, scale_positive: bool) -> Graph:
             return None
         if x is z:
             return make(Op.FMA, z, c, neg(r))
-        return make(Op.SUB, x, r) if x is before(r.name) else make(Op.FMA, x, LOG2E, neg(r))
+        # the extra element rounds as the reference does: if it is the maximum, its power is 0
+        return make(Op.SUB, x if x is before(r.name) else mul(x, LOG2E), r)
 
     def one(s: State) -> State:
         if s.kind is ReduceKind.MAX:

@@ -12,7 +12,8 @@ bool gather(Gathering& g, const char* name, void* arguments, int line) {
   } else if (g.line != line || g.name != name) {
     const bool warp = g.size == WARP;
     fail(line, "%s %d diverged: %s %d is in %s, %d %s wait in %s at line %d", warp ? "warp" : "warpgroup",
-         g.first / g.size, warp ? "lane" : "thread", member, name, g.arrived, warp ? "lanes" : "threads", g.name, g.line);
+         g.first / g.size, warp ? "lane" : "thread", member, name, g.arrived, warp ? "lanes" : "threads", g.name,
+         g.line);
   }
   g.arguments[member] = arguments;
   if (++g.arrived < g.size) {

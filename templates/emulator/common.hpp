@@ -3,6 +3,18 @@
 #include "device.hpp"
 #include "numeric.hpp"
 
+namespace emu {
+
+// A value on its way into a result.
+inline float used(float x, int line) {
+  if (x != x && (bits_of(x) & NAN_PAYLOAD) == (IN_FLIGHT & NAN_PAYLOAD)) {
+    fail(line, "use of an accumulator while a product in flight writes it (missing wgmma_wait)");
+  }
+  return x;
+}
+
+}  // namespace emu
+
 DI int thread_id() { return emu::thread_index(); }
 DI int cta_id() { return emu::cta_index(); }
 DI int grid_size() { return emu::grid_extent(); }
@@ -27,7 +39,7 @@ DI void ld_v4_s32(int& x0, int& x1, int& x2, int& x3, const int* p, LINE) {
 }
 DI u32 ld_global_u8(const u8* p, LINE) { return *(const u8*)emu::global_read(p, 1, line); }
 
-DI void st_f32(float* p, float x, LINE) { *(float*)emu::global_write(p, 4, line) = x; }
+DI void st_f32(float* p, float x, LINE) { *(float*)emu::global_write(p, 4, line) = emu::used(x, line); }
 DI void st_u16(u16* p, u32 x, LINE) { *(u16*)emu::global_write(p, 2, line) = (u16)x; }
 DI void st_u32(u32* p, u32 x, LINE) { *(u32*)emu::global_write(p, 4, line) = x; }
 DI void st_s32(int* p, int x, LINE) { *(int*)emu::global_write(p, 4, line) = x; }
@@ -48,14 +60,14 @@ DI void ld_shared_v4(u32& x0, u32& x1, u32& x2, u32& x3, u32 addr, LINE) {
 DI void st_shared_u32(u32 addr, u32 x, LINE) { *(u32*)emu::shared_write(addr, 4, line) = x; }
 DI u32 ld_shared_u32(u32 addr, LINE) { return *(const u32*)emu::shared_read(addr, 4, line); }
 
-DI float exp2_approx(float x) { return emu::flush(__builtin_exp2f(emu::flush(x))); }
+DI float exp2_approx(float x, LINE) { return emu::flush(__builtin_exp2f(emu::flush(emu::used(x, line)))); }
 DI float log2_approx(float x) { return emu::flush(__builtin_log2f(emu::flush(x))); }
 DI float rcp_approx(float x) { return emu::flush(1.0f / emu::flush(x)); }
 DI float sqrt_f32(float x) { return __builtin_sqrtf(x); }
 DI float div_f32(float a, float b) { return a / b; }
 DI float fma_f32(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-DI float max_f32(float a, float b) { return emu::max_drop_nan(a, b); }
-DI float min_f32(float a, float b) { return emu::min_drop_nan(a, b); }
+DI float max_f32(float a, float b, LINE) { return emu::max_drop_nan(emu::used(a, line), emu::used(b, line)); }
+DI float min_f32(float a, float b, LINE) { return emu::min_drop_nan(emu::used(a, line), emu::used(b, line)); }
 DI float abs_f32(float x) { return __builtin_fabsf(x); }
 DI float floor_f32(float x) { return __builtin_floorf(x); }
 DI int max_s32(int a, int b) { return a > b ? a : b; }
@@ -68,8 +80,12 @@ DI int s32_of_f32(float x) {
   if (x != x) return 0;
   return x >= 0x1p31f ? 0x7fffffff : x < -0x1p31f ? -0x7fffffff - 1 : (int)x;
 }
-DI u32 pack_bf16x2(float lo, float hi) { return emu::bf16_of_f32(lo) | emu::bf16_of_f32(hi) << 16; }
-DI u32 pack_f16x2(float lo, float hi) { return emu::f16_of_f32(lo) | emu::f16_of_f32(hi) << 16; }
+DI u32 pack_bf16x2(float lo, float hi, LINE) {
+  return emu::bf16_of_f32(emu::used(lo, line)) | emu::bf16_of_f32(emu::used(hi, line)) << 16;
+}
+DI u32 pack_f16x2(float lo, float hi, LINE) {
+  return emu::f16_of_f32(emu::used(lo, line)) | emu::f16_of_f32(emu::used(hi, line)) << 16;
+}
 
 DI float shfl_xor_f32(float x, int mask, LINE) { return emu::float_of(emu::warp_exchange(emu::bits_of(x), mask, line)); }
 DI bool warp_any(bool x, LINE) { return emu::warp_vote(x, line) != 0; }

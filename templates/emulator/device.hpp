@@ -15,6 +15,10 @@ constexpr u32 SHARED_BASE = 1024;
 // Ends the launch with a message; does not return to the kernel.
 [[noreturn]] void fail(int line, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
+// What accumulators hold while a product in flight writes them: a signalling NaN. Arithmetic makes it quiet and keeps
+// the bits below.
+constexpr u32 IN_FLIGHT = 0x7fa0dead, NAN_PAYLOAD = 0x003fffff;
+
 // Check an access of `bytes` bytes (its alignment too) and return where its data are.
 const void* global_read(const void* p, int bytes, int line);
 void* global_write(void* p, int bytes, int line);

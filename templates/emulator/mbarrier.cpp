@@ -61,8 +61,8 @@ static void arrive(Barrier& b, const char* what, int line) {
   const Fiber& fiber = *launch.current;
   fiber.cta->clocks.release(fiber.warp(), b.arrivals);
   if (b.pending == 0) {
-    fail(line, "%s: more arrivals at the mbarrier at base+%u than the %d of a phase (phase %d waits for %lld bytes)", what,
-         b.offset(), b.count, b.phase, b.bytes);
+    fail(line, "%s: more arrivals at the mbarrier at base+%u than the %d of a phase (phase %d waits for %lld bytes)",
+         what, b.offset(), b.count, b.phase, b.bytes);
   }
   b.pending--;
   complete_phase(b);
@@ -97,16 +97,16 @@ void mbarrier_wait_at(u32 addr, int parity, int line) {
   // A thread that starts with parity 1 means the phase before the first, which counts as complete.
   if (next == Barrier::UNKNOWN) next = parity == 0 ? 0 : -1;
   if ((next & 1) != parity) {
-    fail(line, "mbarrier_wait for parity %d at base+%u: the next phase of this thread's own sequence is %d, of parity %d",
-         parity, b.offset(), next, next & 1);
+    fail(line, "mbarrier_wait for parity %d at base+%u: the next phase of this thread's own sequence is %d, of parity "
+         "%d", parity, b.offset(), next, next & 1);
   }
   while (b.phase == next) {
     b.waiters.push_back(&fiber);
     block("mbarrier_wait", line);
   }
   if (b.phase != next + 1) {
-    fail(line, "mbarrier_wait for phase %d at base+%u is %d phases behind: parity cannot tell them apart", next, b.offset(),
-         b.phase - next - 1);
+    fail(line, "mbarrier_wait for phase %d at base+%u is %d phases behind: parity cannot tell them apart", next,
+         b.offset(), b.phase - next - 1);
   }
   if (b.load_line != 0 && next >= b.load_phase) b.load_line = 0;
   next++;
@@ -126,8 +126,9 @@ int describe_mbarriers(const Cta& cta, char* text, size_t size) {
   int length = 0;
   for (const Barrier& b : cta.mbarriers.all) {
     if (b.waiters.empty() || length >= (int)size) continue;
-    length += snprintf(text + length, size - length, "; mbarrier at base+%u: phase %d lacks %d of %d arrivals and %lld bytes",
-                       b.offset(), b.phase, b.pending, b.count, b.bytes);
+    length += snprintf(text + length, size - length,
+                       "; mbarrier at base+%u: phase %d lacks %d of %d arrivals and %lld bytes", b.offset(), b.phase,
+                       b.pending, b.count, b.bytes);
   }
   return length;
 }

@@ -128,7 +128,8 @@ void SharedMemory::check_overwrite(u32 word, Actor actor, const Clocks& clocks, 
     check_after_read(word, reads_[(size_t)word * warps_ + b], b, actor, clocks, line);
   }
   for (size_t e = 0; e < engines_.size(); e++) {
-    if (!engines_[e].reads.empty()) check_after_read(word, engines_[e].reads[word], warps_ + (int)e, actor, clocks, line);
+    const std::vector<Read>& reads = engines_[e].reads;
+    if (!reads.empty()) check_after_read(word, reads[word], warps_ + (int)e, actor, clocks, line);
   }
 }
 

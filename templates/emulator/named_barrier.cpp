@@ -48,8 +48,8 @@ static void arrive(NamedArrival* const* lanes, bool waits, const char* name, int
          g.line, g.expected);
   }
   if (g.warps >> fiber.warp() & 1u) {
-    fail(line, "named barrier %d: warp %d arrives twice in one generation (the other warps have not taken the first)", id,
-         fiber.warp());
+    fail(line, "named barrier %d: warp %d arrives twice in one generation (the other warps have not taken the first)",
+         id, fiber.warp());
   }
   g.warps |= 1u << fiber.warp();
   g.arrived += WARP;
@@ -87,7 +87,8 @@ void check_named_barriers_at_end(const Cta& cta) {
   for (int id = 0; id < NamedBarriers::COUNT; id++) {
     const Generation& g = cta.named_barriers.current[id];
     if (g.arrived != 0) {
-      fail(g.line, "kernel ends with named barrier %d half full: %d of %d threads have arrived", id, g.arrived, g.expected);
+      fail(g.line, "kernel ends with named barrier %d half full: %d of %d threads have arrived", id, g.arrived,
+           g.expected);
     }
   }
 }

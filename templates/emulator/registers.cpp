@@ -7,7 +7,8 @@
 
 namespace emu {
 
-static constexpr int SM_REGISTERS = 65536, MOST = 255, UNIT = 8, LOW = 24, HIGH = 256, WARPS_PER_GROUP = WARPGROUP / WARP;
+static constexpr int SM_REGISTERS = 65536, MOST = 255, UNIT = 8, LOW = 24, HIGH = 256;
+static constexpr int WARPS_PER_GROUP = WARPGROUP / WARP;
 
 // The compiler gives each thread of a CTA that is alone on its SM this many registers.
 RegisterPool::RegisterPool(int threads)

@@ -33,7 +33,9 @@ DI void tma_reduce_add_4d(const TensorMap* map, u32 src, int c0, int c1, int c2,
   const int at[] = {c0, c1, c2, c3};
   emu::tensor_store(map, src, at, 4, true, line);
 }
-DI void bulk_load(u32 dst, const void* src, int bytes, u32 bar, LINE) { emu::bulk_range_load(dst, src, bytes, bar, line); }
+DI void bulk_load(u32 dst, const void* src, int bytes, u32 bar, LINE) {
+  emu::bulk_range_load(dst, src, bytes, bar, line);
+}
 DI void bulk_commit(LINE) { emu::bulk_commit_group(line); }
 template <int N> DI void bulk_wait_read(LINE) { emu::bulk_wait_groups(N, line); }
 template <int N> DI void bulk_wait(LINE) { emu::bulk_wait_groups(N, line); }

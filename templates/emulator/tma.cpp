@@ -62,14 +62,16 @@ static void for_each_row(const Place& place, Apply apply) {
     for (u32 i3 = 0; i3 < m.box[3]; i3++) {
       for (u32 i2 = 0; i2 < m.box[2]; i2++) {
         for (u32 i1 = 0; i1 < m.box[1]; i1++, index++) {
-          const i64 at[] = {place.at[1] + (i64)i1, place.at[2] + (i64)i2, place.at[3] + (i64)i3, place.at[4] + (i64)i4};
+          const i64 at[] = {place.at[1] + (i64)i1, place.at[2] + (i64)i2, place.at[3] + (i64)i3,
+                            place.at[4] + (i64)i4};
           bool inside = left < right;
           u64 address = m.pointer + (u64)((i64)place.at[0] * m.elem_bytes);
           for (int d = 0; d < Map::MAX_RANK - 1; d++) {
             inside = inside && at[d] >= 0 && at[d] < (i64)m.dims[d + 1];
             address += (u64)at[d] * m.strides[d];
           }
-          apply(index, Row{(u8*)address, inside ? (int)left * m.elem_bytes : 0, inside ? (int)right * m.elem_bytes : 0});
+          const int first = inside ? (int)left * m.elem_bytes : 0, last = inside ? (int)right * m.elem_bytes : 0;
+          apply(index, Row{(u8*)address, first, last});
         }
       }
     }
@@ -219,8 +221,8 @@ void check_bulk_stores_at_exit(const Fiber& fiber) {
   const BulkQueue& queue = found->second;
   if (!queue.open.empty()) fail(queue.open.front().line, "kernel ends with a bulk store that was never committed");
   for (const std::vector<Store>& group : queue.groups) {
-    if (!group.empty()) fail(group.front().line, "kernel ends while the source of a bulk store may still be read (missing "
-                             "bulk_wait_read)");
+    if (group.empty()) continue;
+    fail(group.front().line, "kernel ends while the source of a bulk store may still be read (missing bulk_wait_read)");
   }
 }
 

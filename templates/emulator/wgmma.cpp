@@ -8,9 +8,6 @@
 
 namespace emu {
 
-// In accumulators in flight. A signalling NaN: arithmetic on it shows in the results.
-static constexpr u32 IN_FLIGHT = 0x7fa0dead;
-
 static ProductUnit& unit_of_current() {
   return launch.current->cta->product_units[launch.current->thread / WARPGROUP];
 }
@@ -24,13 +21,15 @@ static u32 field(u64 bits, int first, int count) { return (u32)(bits >> first) &
 static Descriptor decode(u64 bits, const char* operand, int line) {
   static constexpr int SPANS[] = {0, 128, 64, 32};
   if (field(bits, 14, 2) | field(bits, 30, 2) | field(bits, 46, 3) | field(bits, 52, 10)) {
-    fail(line, "descriptor of %s 0x%016llx: reserved bits are set (an offset carried into the next field?)", operand, bits);
+    fail(line, "descriptor of %s 0x%016llx: reserved bits are set (an offset carried into the next field?)", operand,
+         bits);
   }
   if (field(bits, 49, 3) != 0) {
-    fail(line, "descriptor of %s 0x%016llx: base offset %u; tiles start at a multiple of their swizzle atom", operand, bits,
-         field(bits, 49, 3));
+    fail(line, "descriptor of %s 0x%016llx: base offset %u; tiles start at a multiple of their swizzle atom", operand,
+         bits, field(bits, 49, 3));
   }
-  return {field(bits, 0, 14) * CHUNK, field(bits, 16, 14) * CHUNK, field(bits, 32, 14) * CHUNK, SPANS[field(bits, 62, 2)]};
+  const u32 start = field(bits, 0, 14), leading = field(bits, 16, 14), stride = field(bits, 32, 14);
+  return {start * CHUNK, leading * CHUNK, stride * CHUNK, SPANS[field(bits, 62, 2)]};
 }
 
 static void check_offset(u32 offset, const char* name, const Descriptor& d, const char* operand, int line) {
@@ -53,7 +52,7 @@ static void check_descriptor(const Descriptor& d, int lines, bool transposed, co
     fail(line, "descriptor of %s: start address base%+lld: %u bytes of a row do not lie in the first row of a %d-byte "
          "swizzle atom (aligned to %d)", operand, (i64)d.start - SHARED_BASE, wide, d.span, ATOM_ROWS * d.span);
   }
-  if (transposed ? lines * ELEMENT > d.span : false) check_offset(d.leading, "leading byte offset", d, operand, line);
+  if (transposed && lines * ELEMENT > d.span) check_offset(d.leading, "leading byte offset", d, operand, line);
   if (transposed || lines > ATOM_ROWS) check_offset(d.stride, "stride byte offset", d, operand, line);
 }
 
@@ -84,14 +83,15 @@ static void for_each_chunk(const Descriptor& d, int lines, bool transposed, Visi
 
 // ---- operands
 
-static void check_tile(Cta& cta, int engine, const Descriptor& d, int lines, bool transposed, const char* operand, int line) {
+static void check_tile(Cta& cta, int engine, const Descriptor& d, int lines, bool transposed, const char* operand,
+                       int line) {
   for_each_chunk(d, lines, transposed, [&](u32 address, int, int) {
     cta.shared.check_bounds(address, CHUNK, "read by a product", line);
     cta.shared.read(address, CHUNK, {engine, WHOLE}, cta.clocks, line);
     const int span = cta.shared.swizzle(address);
     if (span != 0 && span != d.span) {
-      fail(line, "descriptor of %s: a swizzle of %d bytes; the copy engine wrote base+%u with one of %d", operand, d.span,
-           address - SHARED_BASE, span);
+      fail(line, "descriptor of %s: a swizzle of %d bytes; the copy engine wrote base+%u with one of %d", operand,
+           d.span, address - SHARED_BASE, span);
     }
   });
 }
@@ -149,8 +149,8 @@ static void multiply(const Product& p) {
 
 // ---- accumulators
 
-// Moves between the lanes' registers and the matrix: register 4j + r of a lane is at row 16 warp + lane / 4 + r / 2 * 8,
-// column 8 j + lane % 4 * 2 + r % 2.
+// Moves between the lanes' registers and the matrix: register 4j + r of a lane is at row 16 warp + lane / 4 + r / 2 * 8
+// and column 8 j + lane % 4 * 2 + r % 2.
 template <class Move>
 static void for_each_register(Accumulator& d, Move move) {
   for (int t = 0; t < PRODUCT_THREADS; t++) {
@@ -200,7 +200,8 @@ static void note(Watched& w) {
 
 // Registers about to become operands must be as they were at the last fence. Only registers that have been operands
 // before are known.
-static void check_fenced(ProductUnit& unit, const u32* const* places, int count, int words, const char* what, int line) {
+static void check_fenced(ProductUnit& unit, const u32* const* places, int count, int words, const char* what,
+                         int line) {
   for (const Watched& w : unit.watched) {
     if (w.places[0] != places[0] || w.words != words || (int)w.places.size() != count) continue;
     if (w.held.empty()) return;
@@ -299,7 +300,8 @@ static void finish(Cta& cta, ProductUnit& unit, Product& p, int line) {
   for (int t = 0; t < PRODUCT_THREADS && p.a_in_registers; t++) {
     for (int r = 0; r < A_REGISTERS; r++) {
       if (*p.a_lanes[t][r] != p.a_values[t][r]) {
-        fail(p.line, "register %d of a, thread %d, was written while the product was in flight (until line %d)", r, t, line);
+        fail(p.line, "register %d of a, thread %d, was written while the product was in flight (until line %d)", r, t,
+             line);
       }
     }
   }
