@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 
@@ -90,7 +91,7 @@ def launch_module(
     sizes["ctas"] = EMULATED_CTAS if device.type == "cpu" else device_facts(device.index).sm_count
     more, rounds = tables(module.schedule, sizes, head_bytes(tensors), device)
     held = {**tensors, **workspaces(module.schedule, sizes, device), **more}
-    encode = encode_emulator if device.type == "cpu" else encode_driver
+    encode = encode_emulator if device.type == "cpu" else partial(encode_driver, device_index=device.index)
     launches = bind(module.schedule, held, {**scalars, **sizes, **rounds}, encode)
     if device.type == "cpu":
         for item in launches:

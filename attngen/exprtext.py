@@ -146,7 +146,7 @@ def parse(text: str, names: Mapping[str, DType], captures: Mapping[str, DType] |
     p = _Parser(text, names, captures or {})
     try:
         result = p.expression(0)
-    except (TypeError, OverflowError) as error:  # boolean operators on numbers; an integer beyond 32 bits
+    except (TypeError, ValueError, OverflowError) as error:  # of nodes: types; of integers: digits, size
         raise ScheduleError(f"{error} in the expression {text!r}") from None
     except RecursionError:
         raise ScheduleError(f"an expression of {len(text)} characters is nested too deeply: {text:.40}...") from None

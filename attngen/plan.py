@@ -29,6 +29,7 @@ class MapSlot:
     """A tensor map of a launch. Maps are kept by pointer: a caching allocator gives the same ones again and again."""
 
     argument: int
+    device_index: int
     use: MapUse
     layout: Layout
     made: dict[int, bytes] = field(default_factory=dict)
@@ -38,7 +39,9 @@ class MapSlot:
         if found is None:
             if len(self.made) >= KEPT_MAPS:
                 self.made.clear()
-            found = self.made[pointer] = encode_driver(map_for(self.use, pointer, *self.layout))
+            found = self.made[pointer] = encode_driver(
+                map_for(self.use, pointer, *self.layout), self.device_index
+            )
         return found
 
 
@@ -139,6 +142,6 @@ def _step(text: KernelText, loaded: LoadedKernel, shapes: dict[str, Layout], sca
     numbers = {name: n for n, name in enumerate(shapes)}
     sizes = {n: x for n, x in scalars.items() if isinstance(x, int)}
     front = struct.Struct("=" + f"{BYTES}s" * len(uses) + "Q" * len(pointers))
-    maps = tuple(MapSlot(numbers[name], use, shapes[name]) for name, use in uses.items())
+    maps = tuple(MapSlot(numbers[name], loaded.device_index, use, shapes[name]) for name, use in uses.items())
     launcher = Launcher(loaded, grid(text, sizes), text.threads, whole, front)
     return Step(launcher, maps, tuple(numbers[n] for n in pointers))

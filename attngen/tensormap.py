@@ -66,8 +66,15 @@ def map_of(
     return TensorMap(elem, (head_dim, seq, heads, batch), tuple(used), (columns, rows, 1, 1), swizzle, pointer)
 
 
-def encode_driver(described: TensorMap) -> bytes:
+def encode_driver(described: TensorMap, device_index: int) -> bytes:
     """The 128 bytes of a CUtensorMap. LaunchError where the driver refuses it."""
+    from attngen.runtime.load import current, primary_context
+
+    with current(primary_context(device_index)):  # the driver asks for one, and a new thread has none
+        return _encode(described)
+
+
+def _encode(described: TensorMap) -> bytes:
     from attngen.runtime.load import call, driver
 
     d = driver()

@@ -223,7 +223,7 @@ def broken(old: str, new: str) -> tuple[str, int]:
         ("S2 cta_sync", "  row x = 1", "does not belong"),
         ("let n = count - 1 - t", "let n = count - 99999999999", "32 bits"),
         ("let n = count - 1 - t", "let n = count & t", "boolean"),
-        ("let n = count - 1 - t", "let n = where(count < 1, t)", "unpack"),
+        ("let n = count - 1 - t", "let n = where(count < 1, t)", "2 arguments"),
     ],
 )
 def test_errors_name_the_line(old: str, new: str, words: str) -> None:

@@ -87,6 +87,6 @@ def test_gpu_driver_encoding(swizzle: Swizzle, elem: Elem) -> None:
     """The driver takes what the rules take, and tells maps apart."""
     data = torch.zeros(2, 8, 1000, 128, dtype=torch.float32, device="cuda")
     described = replace(RIGHT, elem=elem, swizzle=swizzle, box=(8, 128, 1, 1), pointer=data.data_ptr())
-    encoded = encode_driver(described)
+    encoded = encode_driver(described, 0)
     assert len(encoded) == BYTES
-    assert encoded != encode_driver(replace(described, box=(8, 64, 1, 1)))
+    assert encoded != encode_driver(replace(described, box=(8, 64, 1, 1)), 0)

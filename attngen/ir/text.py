@@ -171,10 +171,7 @@ class _Names:
         self.tensors: dict[str, DType] = {}
 
     def expr(self, text: str) -> Expr:
-        try:
-            return parse(text, self.scalars, self.tensors)
-        except (TypeError, ValueError, IndexError, OverflowError) as error:  # of nodes: types, operands, size
-            raise ScheduleError(f"{text!r}: {error}") from None
+        return parse(text, self.scalars, self.tensors)
 
 
 def parse_schedule(text: str) -> Schedule:
