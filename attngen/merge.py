@@ -11,6 +11,7 @@ from attngen.execute import launch_module
 from attngen.ir.schedule import Elem
 from attngen.ir.verify import verify
 from attngen.kernel import Generated
+from attngen.ops import reject_gradients
 from attngen.passes.merge_kernel import merge_kernel
 from attngen.passes.simplify import simplify
 from attngen.passes.stream import stream
@@ -19,6 +20,7 @@ from attngen.spec import Attention
 from attngen.target import target
 
 _ELEMS = {torch.bfloat16: Elem.BF16, torch.float16: Elem.F16, torch.float32: Elem.F32}
+_NAMES = ("out_1", "lse_1", "out_2", "lse_2")
 
 
 @cache
@@ -39,6 +41,9 @@ def merge(
     out_1, out_2: [B, H, Sq, Dv], fp16, bf16 or fp32, equal shapes and types, any strides. lse_1, lse_2: [B, H, Sq]
     fp32, natural logarithms. A row with lse -inf is empty; two empty rows give out 0 and lse -inf."""
     _check(out_1, lse_1, out_2, lse_2)
+    reject_gradients((out_1, lse_1, out_2, lse_2), _NAMES)
+    # the kernel reads memory, where a lazy negation has not happened yet
+    out_1, lse_1, out_2, lse_2 = (t.resolve_neg() for t in (out_1, lse_1, out_2, lse_2))
     out = torch.empty_like(out_1, memory_format=torch.contiguous_format)
     lse = torch.empty_like(lse_1, memory_format=torch.contiguous_format)
     if out.numel():
@@ -46,10 +51,17 @@ def merge(
         tensors = {"out_1": out_1, "out_2": out_2, "lse_1": lse_1, "lse_2": lse_2, "out": out, "lse": lse}
         sizes: dict[str, int | float] = {"batch": batch, "heads": heads, "seqlen_q": seqlen_q, "head_dim": head_dim}
         launch_module(merge_module(_ELEMS[out.dtype]), tensors, {**sizes, "elements": out.numel()})
+    else:  # the kernel writes lse beside an element of out: without one (head dim 0) nothing would
+        torch.logaddexp(lse_1, lse_2, out=lse)
     return out, lse
 
 
 def _check(out_1: torch.Tensor, lse_1: torch.Tensor, out_2: torch.Tensor, lse_2: torch.Tensor) -> None:
+    for name, given in zip(_NAMES, (out_1, lse_1, out_2, lse_2), strict=True):
+        if not isinstance(given, torch.Tensor):
+            raise SignatureError(f"{name} is a {type(given).__name__}. Allowed: a tensor")
+    if out_1.device.type not in ("cuda", "cpu"):
+        raise SignatureError(f"out_1 is on {out_1.device}. Allowed: cuda, and cpu (in the emulator)")
     if out_1.dtype not in _ELEMS:
         raise SignatureError(f"out_1 has dtype {out_1.dtype}. Allowed: bfloat16, float16, float32")
     for name, t, like in (("out_2", out_2, out_1), ("lse_2", lse_2, lse_1)):

@@ -30,7 +30,7 @@ class Step:
 Path = tuple[tuple[int, Any], ...]
 
 NUMBERS = (bool, int, float, str, type(None))
-_DEPTH = 5
+_DEPTH = 12
 _ITEMS = 1024
 _LIBRARIES = (os.path.dirname(__file__) + os.sep, os.path.dirname(torch.__file__) + os.sep)
 
@@ -106,6 +106,8 @@ def _in_function(fn: FunctionType) -> Iterator[tuple[Path, Any, frozenset[str]]]
         yield ((Step.CELL, n),), content, names
     for n, default in enumerate(fn.__defaults__ or ()):
         yield ((Step.DEFAULT, n),), default, names
+    if fn.__kwdefaults__:
+        yield ((Step.ATTRIBUTE, "__kwdefaults__"),), fn.__kwdefaults__, names
     module = fn.__globals__.get("__name__")
     if isinstance(module, str) and vars(sys.modules.get(module, fn)) is fn.__globals__:
         for name in sorted(names & fn.__globals__.keys()):

@@ -111,6 +111,10 @@ class Attention:
         self.kept: dict[str, object] = {}  # what attngen.prepare made of it, by target
         self._traced: tuple[Variant, Mapping[str, torch.Tensor], tuple[ShapeRule, ...]] | None = None
 
+    def __getstate__(self) -> dict[str, object]:
+        """A copy traces again: what was kept belongs to the functions and tensors of this one."""
+        return {**self.__dict__, "kept": {}, "_traced": None}
+
     @property
     def is_traced(self) -> bool:
         """Whether its functions have been traced already."""

@@ -27,9 +27,9 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("pipeline", ("pipelines", "ir.interpret")),
     ("text", ("params", "cprint", "render", "lowering", "lower")),
     ("machines", ("runtime", "emulator")),
-    ("kernels", ("tensormap", "worktable", "arguments", "shipped", "kernel", "execute", "merge", "plan")),
+    ("kernels", ("tensormap", "worktable", "arguments", "shipped", "kernel", "execute", "plan")),
     ("instruments", ("files", "golden", "trial", "faults", "doctor")),
-    ("operators", ("reads", "dispatch", "ops", "prepare", "api", "compat")),
+    ("operators", ("reads", "dispatch", "ops", "merge", "prepare", "api", "compat")),
     ("command line", ("cli", "__main__")),
 )
 PACKAGES_OWN = {"__version__"}  # what a module may take from `attngen` itself, which imports everything

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -241,6 +242,35 @@ def test_compile_sees_closures() -> None:
     for by in (0, 3, 7, 11, 3):
         assert torch.equal(fn(q, k, v, shifted(by)), call(q, k, v, shifted(by)))
     assert counter.frame_count == 4
+
+
+def test_compile_sees_far_closures_and_keyword_defaults() -> None:
+    """Functions around functions, as combinators make them, and a default of a keyword-only parameter."""
+    q, k, v = qkv()
+    held = SimpleNamespace(factor=1.0)
+
+    def scaled(s: Any, *, by: float = 2.0) -> Any:
+        return s * by * held.factor
+
+    def around(inner: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda s: inner(s)
+
+    deep = around(around(around(around(scaled))))
+
+    def score(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return deep(s)
+
+    fn, _ = compiled(lambda q, k, v: attngen.attention(q, k, v, score=score))
+    outs = [fn(q, k, v)]
+    held.factor = 3.0
+    outs.append(fn(q, k, v))
+    assert scaled.__kwdefaults__ is not None
+    scaled.__kwdefaults__["by"] = 5.0
+    outs.append(fn(q, k, v))
+    for out, factor in zip(outs, (2.0, 6.0, 15.0), strict=True):
+        want = attngen.attention(q, k, v, score=lambda s, b, h, i, j, factor=factor: s * factor)
+        torch.testing.assert_close(out, want, atol=2e-3, rtol=1e-2)
+    assert not torch.equal(outs[1], outs[2])
 
 
 def test_compile_sees_modules() -> None:

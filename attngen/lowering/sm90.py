@@ -259,7 +259,7 @@ def retire(context: HopperContext, op: o.Retire) -> dict[str, Argument]:
         raise PassError(f"lower: op {op.id} retires {op.group}, which is not in flight")
     at = context.flying.index(op.group)
     pending = len(context.flying) - at - 1
-    regs = list(dict.fromkeys(r for group in context.flying[: at + 1] for r in context.held.pop(group)))
+    regs = list(dict.fromkeys(r for group in context.flying[: at + 1] for r in context.held.pop(group, ())))
     context.flying = context.flying[at + 1 :]
     return {"pending": pending, "regs": regs}
 

@@ -37,7 +37,8 @@ def finished(fold: Fold, part: str) -> dict[Expr, Expr]:
         if s.kind is ReduceKind.MAX:
             value = lse
         elif s.operand:
-            value = load(f"out_{part}", (B, H, I, J), DType.F32)
+            # an empty part adds nothing, whatever its memory holds: its weight of 0 would keep a NaN
+            value = where(make(Op.EQ, lse, NEG_INF), ZERO, load(f"out_{part}", (B, H, I, J), DType.F32))
         else:
             value = where(make(Op.EQ, lse, NEG_INF), ZERO, ONE)
         state[var(f"{s.name}_{part}", DType.F32)] = value
