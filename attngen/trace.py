@@ -20,6 +20,7 @@ from attngen import expr as ex
 from attngen.errors import Location, TraceError
 from attngen.expr import DType, Expr, Op
 from attngen.naming import c_name, defined_at, location, members, unique
+from attngen.once import OnceOnly
 from attngen.proxy import Proxy, Scalar, Slice
 
 
@@ -252,7 +253,8 @@ class Tracer:
         outer, self._defined_at = self._defined_at, defined_at(fn)
         try:
             lengths = self._check_parameters(fn, args, kind)
-            result = fn(*(Scalar(self, a) for a in args), **{n: Scalar(self, e) for n, e in lengths.items()})
+            with OnceOnly(self.error):
+                result = fn(*(Scalar(self, a) for a in args), **{n: Scalar(self, e) for n, e in lengths.items()})
             if isinstance(result, Proxy):
                 return result._value()
             if result is None or isinstance(result, (tuple, list, str)):
