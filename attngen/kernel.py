@@ -144,9 +144,11 @@ def levels_for(variant: Variant, signature: Signature, target: Target, config: C
     path = shipped.file_for(variant, signature, target)
     if path is None or config is not None:
         raise SpecError(
-            f"target={target.name!r} has no schedule for {variant.description} with {signature}"
-            f"{' and a given config' if config else ''}. Allowed: {shipped.ALLOWED}. Leave target out, or use 'sm80', "
-            f"which also runs on this GPU"
+            f"target={target.name!r} has no schedule for {variant.description}"
+            f"{'' if variant.scale_positive else ', a scale that is not plainly positive'}, {signature.dtype.value}, "
+            f"head_dim_qk={signature.head_dim_qk}, head_dim_v={signature.head_dim_v}, rows aligned to "
+            f"{signature.alignment} bytes{', a given config' if config else ''}. Allowed: {shipped.ALLOWED}. Leave "
+            f"target out, or use 'sm80', which also runs on Hopper"
         )
     return shipped.levels(variant, signature, path)
 

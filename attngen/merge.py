@@ -64,12 +64,6 @@ def _check(out_1: torch.Tensor, lse_1: torch.Tensor, out_2: torch.Tensor, lse_2:
         raise SignatureError(f"out_1 is on {out_1.device}. Allowed: cuda, and cpu (in the emulator)")
     if out_1.dtype not in _ELEMS:
         raise SignatureError(f"out_1 has dtype {out_1.dtype}. Allowed: bfloat16, float16, float32")
-    for name, t, like in (("out_2", out_2, out_1), ("lse_2", lse_2, lse_1)):
-        if t.shape != like.shape or t.dtype != like.dtype or t.device != like.device:
-            raise SignatureError(
-                f"{name} is {list(t.shape)} {t.dtype} on {t.device}; it must be as the first: {list(like.shape)} "
-                f"{like.dtype} on {like.device}"
-            )
     if (
         out_1.dim() != 4
         or lse_1.shape != out_1.shape[:3]
@@ -80,3 +74,9 @@ def _check(out_1: torch.Tensor, lse_1: torch.Tensor, out_2: torch.Tensor, lse_2:
             f"lse_1 is {list(lse_1.shape)} {lse_1.dtype} for out_1 {list(out_1.shape)}. Allowed: out [B, H, Sq, Dv], "
             f"lse [B, H, Sq] float32 on one device"
         )
+    for name, t, like in (("out_2", out_2, out_1), ("lse_2", lse_2, lse_1)):
+        if t.shape != like.shape or t.dtype != like.dtype or t.device != like.device:
+            raise SignatureError(
+                f"{name} is {list(t.shape)} {t.dtype} on {t.device}; it must be as the first: {list(like.shape)} "
+                f"{like.dtype} on {like.device}"
+            )

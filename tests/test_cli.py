@@ -252,7 +252,9 @@ def test_lower_emulates(small: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_lower_notices_another_mask(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lower", str(small), "--emulate", "--mask", "full", "--sq", "40", "--sk", "70"]) == 1
-    assert capsys.readouterr().out.count(" FAILED\n") == 3
+    said = capsys.readouterr().out
+    assert said.count(" FAILED\n") == 3
+    assert said.endswith("compared with plain attention: give --mask and --score if the schedule computes a variant\n")
     assert main(["lower", str(small), "--emulate", "--score", "alibi"]) == 2
     assert "the schedule reads the tensors none, --mask and --score give slopes" in capsys.readouterr().err
 

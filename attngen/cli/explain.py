@@ -91,7 +91,11 @@ def resource_lines(kernel: Kernel) -> Iterator[str]:
 def configuration_lines(kernel: Kernel) -> Iterator[str]:
     """The legal configurations in rank, and why each is not the one."""
     from attngen.passes.choose import candidates
+    from attngen.target import Feature
 
+    if kernel.target.has(Feature.WGMMA):
+        yield f"{kernel.config}  the schedule text that attngen/schedules has for this variant, head dims and type"
+        return
     refused = dict(r.split(": ", 1) for r in kernel.rejected)
     ranked = candidates(kernel.variant, kernel.signature, kernel.target)
     if kernel.config not in ranked:

@@ -155,6 +155,8 @@ def emulate_it(module: Generated, arguments: argparse.Namespace, progress: Progr
             f"allowed {errors.out_allowed:.2e})  lse {errors.lse:.2e} "
             f"(allowed {errors.lse_allowed:.0e})  {'ok' if errors.ok else 'FAILED'}"
         )
+    if not ok and arguments.mask in ("", "full") and not arguments.score:
+        print("compared with plain attention: give --mask and --score if the schedule computes a variant")
     return int(not ok)
 
 
