@@ -9,6 +9,7 @@ import shutil
 import time
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from runtime_kernels import ADD
@@ -125,6 +126,21 @@ ptxas info    : Used 8 registers, 360 bytes cmem[0]
     found = parse_resources(log)
     assert dataclasses.astuple(found["a"]) == (64, 912, 928, 440, 256)
     assert dataclasses.astuple(found["b"]) == (8, 0, 0, 0, 0)
+
+
+def test_built_ins_are_loaded_before_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler asks for them by their bare name, which a wheel outside the loader's paths does not answer."""
+    for name in ("libnvrtc.so.13", "libnvrtc-builtins.so.13.0"):
+        (tmp_path / name).touch()
+    opened = []
+
+    def library(path: str) -> MagicMock:
+        opened.append(Path(path).name)
+        return MagicMock()
+
+    monkeypatch.setattr(nvrtc.ctypes, "CDLL", library)
+    nvrtc._open(str(tmp_path / "libnvrtc.so.13"))
+    assert opened == ["libnvrtc-builtins.so.13.0", "libnvrtc.so.13"]
 
 
 def test_missing_nvrtc_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,6 +122,10 @@ def _libraries(root: Path, pattern: str) -> Iterator[str]:
 
 @cache
 def _open(path: str) -> ctypes.CDLL:
+    # The compiler opens its built-ins by their bare name, and some wheels have no run path to them. What is loaded
+    # already is found.
+    for builtins in sorted(Path(path).parent.glob("libnvrtc-builtins.so*")):
+        ctypes.CDLL(str(builtins))
     lib = ctypes.CDLL(path)
     lib.nvrtcGetErrorString.restype = ctypes.c_char_p
     lib.nvrtcCreateProgram.argtypes = (
