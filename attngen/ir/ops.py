@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 
-from attngen.expr import DType, Expr, variables, walk
+from attngen.expr import Expr, variables, walk
 from attngen.expr import Op as ExprOp
 from attngen.ir.terms import (
     Assign as Assign,
@@ -465,4 +465,3 @@ def kind_of(op: type[Op]) -> str:
 
 
 OPS.update({kind_of(c): c for c in Op.__subclasses__()})
-DTYPES = {d.value: d for d in DType}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from attngen.cprint import C_DTYPE, Printer
 from attngen.errors import PassError
@@ -11,20 +11,22 @@ from attngen.ir.schedule import Classes, Guard, Step, Tiles
 from attngen.ir.text import describe
 from attngen.lowering.context import RoleContext
 from attngen.lowering.sm80 import calls
-from attngen.render import call
+from attngen.render import Argument, call
+
+
+def op_body(context: RoleContext, op: Op, made: Iterable[tuple[str, dict[str, Argument]]]) -> list[str]:
+    """The lines of an op from its macro calls, under its condition."""
+    lines: list[str] = []
+    for macro, arguments in made:
+        lines += call(context.target, macro, arguments)
+    if op.when is not None:
+        lines = call(context.target, "when", {"predicate": context.expr(op.when), "body": lines})
+    return lines
 
 
 def op_lines(context: RoleContext, op: Op) -> list[str]:
     """The lines of an op under its comment."""
-    lines = [f"// {describe(op)}"]
-    for macro, arguments in calls(context, op):
-        lines += call(context.target, macro, arguments)
-    if op.when is not None:
-        lines = [
-            lines[0],
-            *call(context.target, "when", {"predicate": context.expr(op.when), "body": lines[1:]}),
-        ]
-    return lines
+    return [f"// {describe(op)}", *op_body(context, op, calls(context, op))]
 
 
 def steps(context: RoleContext, steps: Sequence[Step], cls: str) -> list[str]:

@@ -8,7 +8,7 @@ from attngen.ir import ops as o
 from attngen.ir.schedule import Block, Guard, Kernel, Role, Schedule, Step, Tiles, Value, steps_of
 from attngen.ir.text import describe
 from attngen.layout import Fragment
-from attngen.lowering.control import lets
+from attngen.lowering.control import lets, op_body
 from attngen.lowering.ops import calls
 from attngen.lowering.phases import Values, at_phase, phase_values
 from attngen.lowering.sm90 import BASE, HopperContext, hopper_calls
@@ -19,12 +19,7 @@ WARPS_A_GROUP = 4
 
 
 def op_lines(context: HopperContext, op: o.Op) -> list[str]:
-    lines: list[str] = []
-    for macro, arguments in hopper_calls(context, op) or calls(context, op):
-        lines += call(context.target, macro, arguments)
-    if op.when is not None:
-        lines = call(context.target, "when", {"predicate": context.expr(op.when), "body": lines})
-    return lines
+    return op_body(context, op, hopper_calls(context, op) or calls(context, op))
 
 
 def step_lines(context: HopperContext, steps: Sequence[Step], cls: str, values: Values) -> list[str]:
