@@ -63,9 +63,21 @@ def tiles_lines(context: HopperContext, node: Tiles) -> list[str]:
                 "var": node.var, "total": total, "drain": step_lines(context, node.drain, r.cls, values),
                 "step": [*head, *step_lines(context, node.step, r.cls, values)],
             })  # fmt: skip
-        condition = "true" if k + 1 == len(node.ranges) else f"{node.var} < {context.expr(r.end)}"
+        condition = "true" if k + 1 == len(node.ranges) else whole_rounds(context, node, k)
         drained.append({"cls": r.cls, "condition": condition, "body": indented(body)})
     return call(context.target, "tiles_drained", {"var": node.var, "start": node.start, "ranges": drained})
+
+
+def whole_rounds(context: HopperContext, node: Tiles, k: int) -> str:
+    """The condition of range k. Ranges are left after whole rounds of phases, so one of two classes gets tiles of the
+    other: the one whose ops include the other's (a mask on a full tile changes nothing, a missing one does)."""
+    here, after = (set(ids_of(node, r.cls)) for r in node.ranges[k : k + 2])
+    end = context.expr(node.ranges[k].end)
+    return f"{node.var} < {end}" if here >= after else f"{node.var} + {node.unroll - 1} < {end}"
+
+
+def ids_of(node: Tiles, cls: str) -> list[str]:
+    return [step.id for step in (*node.step, *node.drain) if step.only in ("", cls)]
 
 
 def indented(lines: Sequence[str]) -> str:

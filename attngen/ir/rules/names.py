@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 
 from attngen.expr import Expr, walk
 from attngen.expr import Op as ExprOp
@@ -141,8 +142,15 @@ def slots(case: Case) -> Iterator[Finding]:
 
 
 def classes(case: Case) -> Iterator[Finding]:
-    """An op of a class that no range has is never executed, and outside of a loop there are no classes."""
+    """An op of a class that no range has is never executed, and outside of a loop there are no classes. Of two ranges
+    that follow one another in an unrolled loop, one has all ops of the other: it takes over the rest of a round."""
     for role in case.kernel.roles:
+        for loop in (n for n in role.item.body if isinstance(n, Tiles) and n.unroll > 1):
+            kept = [{s.id for s in (*loop.step, *loop.drain) if s.only in ("", r.cls)} for r in loop.ranges]
+            for k, (here, after) in enumerate(pairwise(kept)):
+                if not (here <= after or here >= after):
+                    message = f"neither of {loop.ranges[k].cls} and {loop.ranges[k + 1].cls} has all ops of the other"
+                    yield Finding("classes", f"{message}, and rounds of {node.unroll} steps are not split", "")
         for node in role.item.body:
             known = {r.cls for r in node.ranges} if isinstance(node, Tiles) else set()
             for step in node.step if isinstance(node, Tiles) else node.ops:
