@@ -150,7 +150,7 @@ def classes(case: Case) -> Iterator[Finding]:
             for k, (here, after) in enumerate(pairwise(kept)):
                 if not (here <= after or here >= after):
                     message = f"neither of {loop.ranges[k].cls} and {loop.ranges[k + 1].cls} has all ops of the other"
-                    yield Finding("classes", f"{message}, and rounds of {node.unroll} steps are not split", "")
+                    yield Finding("classes", f"{message}, and rounds of {loop.unroll} steps are not split", "")
         for node in role.item.body:
             known = {r.cls for r in node.ranges} if isinstance(node, Tiles) else set()
             for step in node.step if isinstance(node, Tiles) else node.ops:
