@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from attngen.config import Config
+from attngen.config import AnyConfig, Config, HopperConfig
 from attngen.ir.graph import Graph
 from attngen.ir.program import Program
 from attngen.ir.schedule import Schedule, VerifiedSchedule
 from attngen.ir.verify import verify
+from attngen.layout import Swizzle
+from attngen.passes import hopper
 from attngen.passes.allocate import allocate
 from attngen.passes.choose import candidates, facts
 from attngen.passes.expand import expand
@@ -25,7 +27,7 @@ from attngen.passes.units import units
 from attngen.passes.visit_table import add_visit_table
 from attngen.signature import Signature
 from attngen.spec import Variant
-from attngen.target import Target
+from attngen.target import Feature, Target
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Levels:
     """Everything between a variant and the text of its kernel."""
 
     stages: tuple[Stage, ...]
-    config: Config
+    config: AnyConfig
     verified: VerifiedSchedule
 
     @property
@@ -60,7 +62,7 @@ class Levels:
         return self.verified.schedule
 
 
-def tile_levels(variant: Variant, signature: Signature, config: Config) -> Iterator[Stage]:
+def tile_levels(variant: Variant, signature: Signature, config: AnyConfig) -> Iterator[Stage]:
     """The passes above the schedule, the same for every target."""
     graph = textbook(variant)
     yield Stage("textbook", graph)
@@ -76,7 +78,7 @@ def tile_levels(variant: Variant, signature: Signature, config: Config) -> Itera
     # ranges needs block_n and gives the loop its bounds; tile is the first pass that knows the configuration
     program = tile(graph, variant, signature, config, ranges(variant.mask, config.block_n))
     yield Stage("tile", program)
-    program = place(program)
+    program = place(program, Swizzle.XOR if isinstance(config, Config) else Swizzle.B128)
     yield Stage("place", program)
 
 
@@ -100,10 +102,38 @@ def stages(variant: Variant, signature: Signature, target: Target, config: Confi
     yield Stage("visit_table", plan)
 
 
-def derive(variant: Variant, signature: Signature, target: Target, config: Config | None = None) -> Levels:
+def hopper_stages(variant: Variant, signature: Signature, target: Target, config: HopperConfig) -> Iterator[Stage]:
+    """The pipeline of targets with warpgroup products and a copy engine."""
+    above = tuple(tile_levels(variant, signature, config))
+    yield from above
+    program = above[-1].level
+    assert isinstance(program, Program)
+    # which op runs in which step, then how many copies that keeps alive, then what orders the roles, then addresses
+    plan = hopper.stage(program, target, hopper.output_pieces(config, signature, target), ())
+    yield Stage("stage", plan)
+    plan = hopper.expand(plan, config.slots)
+    yield Stage("expand", plan)
+    plan = hopper.synchronize(plan, config.turns)
+    yield Stage("synchronize", plan)
+    plan = hopper.allocate(plan)
+    yield Stage("allocate", plan)
+    plan = add_visit_table(plan, program)
+    yield Stage("visit_table", plan)
+
+
+def derive(variant: Variant, signature: Signature, target: Target, config: AnyConfig | None = None) -> Levels:
     """All levels of a kernel. `config`: the tile shape; None: the best of the rules (attngen.passes.choose)."""
-    chosen = config or candidates(variant, signature, target)[0]
-    done = tuple(stages(variant, signature, target, chosen))
+    chosen = config or ranked(variant, signature, target)[0]
+    if isinstance(chosen, Config):
+        done = tuple(stages(variant, signature, target, chosen))
+    else:
+        done = tuple(hopper_stages(variant, signature, target, chosen))
     last = done[-1].level
     assert isinstance(last, Schedule)
     return Levels(done, chosen, verify(last))
+
+
+def ranked(variant: Variant, signature: Signature, target: Target) -> tuple[AnyConfig, ...]:
+    """Configurations of the target, best first."""
+    pick = hopper.candidates if target.has(Feature.WGMMA) else candidates
+    return pick(variant, signature, target)

@@ -97,8 +97,8 @@ def test_rounds_of_phases_leave_no_masked_tile_to_the_full_class() -> None:
     text = next(p for p in OTHERS if p.stem == "sm90_window1024_d128")
     loops = [line.strip() for line in generated(text).source.text.split("\n") if line.strip().startswith("while (")]
     assert [line for line in loops if "masked" in line or "end_full" in line] == [
-        "while (!done && t < masked) {",
-        "while (!done && t + 1 < end_full) {",
+        "while (!done && (t < masked || !(t + 1 < end_full))) {",
+        "while (!done && (!(t < masked) && t + 1 < end_full)) {",
     ]
     q = torch.randn(1, 64, 1, 128).bfloat16().transpose(1, 2)
     k, v = (torch.randn(1, 2100, 1, 128).bfloat16().transpose(1, 2) for _ in range(2))

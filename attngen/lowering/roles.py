@@ -54,23 +54,36 @@ def tiles_lines(context: HopperContext, node: Tiles) -> list[str]:
             for r in node.ranges
         ]
         return call(context.target, "tiles", {"var": node.var, "start": node.start, "ranges": ranges})
-    drained = []
-    for k, r in enumerate(node.ranges):
+    bodies = []
+    for cls in dict.fromkeys(r.cls for r in node.ranges):
         body: list[str] = []
         for number in range(node.unroll):
             values = phase_values(node, number)
             body += call(context.target, "phase", {
-                "var": node.var, "total": total, "drain": step_lines(context, node.drain, r.cls, values),
-                "step": [*head, *step_lines(context, node.step, r.cls, values)],
+                "var": node.var, "total": total, "drain": step_lines(context, node.drain, cls, values),
+                "step": [*head, *step_lines(context, node.step, cls, values)],
             })  # fmt: skip
-        condition = "true" if k + 1 == len(node.ranges) else whole_rounds(context, node, k)
-        drained.append({"cls": r.cls, "condition": condition, "body": indented(body)})
-    return call(context.target, "tiles_drained", {"var": node.var, "start": node.start, "ranges": drained})
+        bodies.append({"cls": cls, "condition": " || ".join(conditions(context, node, cls)), "body": indented(body)})
+    macro = "tiles_drained" if len(bodies) == len(node.ranges) else "tiles_alternating"
+    return call(context.target, macro, {"var": node.var, "start": node.start, "ranges": bodies})
 
 
-def whole_rounds(context: HopperContext, node: Tiles, k: int) -> str:
-    """The condition of range k. Ranges are left after whole rounds of phases, so one of two classes gets tiles of the
-    other: the one whose ops include the other's (a mask on a full tile changes nothing, a missing one does)."""
+def conditions(context: HopperContext, node: Tiles, cls: str) -> list[str]:
+    """When a round of phases has the class: the counter lies in one of the ranges of the class. A class that stands
+    alone is entered behind those before it, which says that its ranges have begun."""
+    alone = len({r.cls for r in node.ranges}) == len(node.ranges)
+    found = []
+    for k, r in enumerate(node.ranges):
+        if r.cls == cls:
+            begun = [f"!({before_end(context, node, k - 1)})"] if k and not alone else []
+            ends = [before_end(context, node, k)] if k + 1 < len(node.ranges) else []
+            found.append(" && ".join([*begun, *ends]) or "true")
+    return found
+
+
+def before_end(context: HopperContext, node: Tiles, k: int) -> str:
+    """A round belongs to range k or one before it. Ranges are left after whole rounds, so one of two classes gets tiles
+    of the other: the one whose ops include the other's (a mask on a full tile changes nothing, a missing one does)."""
     here, after = (set(ids_of(node, r.cls)) for r in node.ranges[k : k + 2])
     end = context.expr(node.ranges[k].end)
     return f"{node.var} < {end}" if here >= after else f"{node.var} + {node.unroll - 1} < {end}"

@@ -1,0 +1,25 @@
+"""Indices of captured tensors, kept inside of them."""
+
+from __future__ import annotations
+
+from attngen.expr import DType, Expr, Op, const, load, maximum, minimum, rewrite, sub, var
+
+
+def bounded(e: Expr) -> Expr:
+    """Every index of a captured tensor clamped to the tensor: rows and columns of padding, and masked positions, then
+    never read outside of it. Indices of visible positions are inside by the user's contract."""
+
+    def clamp(x: Expr) -> Expr | None:
+        if x.op is not Op.LOAD:
+            return None
+        sizes = (var(f"{x.name}_n{k}", DType.I32) for k in range(len(x.args)))
+        return load(x.name, tuple(_clamped(a, n) for a, n in zip(x.args, sizes, strict=True)), x.dtype)
+
+    return rewrite(e, clamp)
+
+
+def _clamped(a: Expr, size: Expr) -> Expr:
+    last = sub(size, const(1))
+    if a.op is Op.CONST:
+        return a
+    return minimum(a, last) if a.op is Op.VAR else minimum(maximum(a, const(0)), last)
