@@ -23,7 +23,7 @@ def output_pieces(config: HopperConfig, signature: Signature, target: Target) ->
     d, dv = padded(signature.head_dim_qk), padded(signature.head_dim_v)
     loaded = tile_bytes(config.block_m, d)
     loaded += config.slots * (tile_bytes(config.block_n, d) + tile_bytes(config.block_n, dv))
-    for pieces in (1, 2, 4):
+    for pieces in (1, 2, 3, 4):
         if dv % (64 * pieces) and pieces > 1:
             continue
         if BASE + loaded + tile_bytes(config.block_m, dv // pieces) + BARRIERS <= target.smem_per_cta:

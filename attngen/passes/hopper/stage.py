@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from attngen.config import HopperConfig
 from attngen.errors import PassError
-from attngen.expr import DType, Expr, Op, add, const, make, mul, sub, substitute, var
+from attngen.expr import DType, Expr, Op, add, const, loads, make, mul, sub, substitute, var, variables
 from attngen.fold import fold
 from attngen.ir.ops import (
     BulkCommit,
@@ -286,6 +286,15 @@ def registers(config: HopperConfig, regs_per_sm: int) -> tuple[int, int]:
     return load, min(240, (launch * threads - load * GROUP_THREADS) // (GROUP_THREADS * config.warpgroups) // 8 * 8)
 
 
+def order_of(program: Program) -> Order:
+    """By length, where it follows from the row tile; what depends on data, or on the head, comes in turn."""
+    count = program.loop.count
+    for let in reversed(program.lets):
+        count = substitute(count, {var(let.target, let.value.dtype): let.value})
+    known = not loads(count) and not {"b", "h"} & variables(count)
+    return Order.LONGEST_FIRST if known else Order.ASCENDING
+
+
 def stage(program: Program, target: Target, pieces: int, facts: tuple[Fact, ...]) -> Schedule:
     """`pieces`: the output leaves in as many blocks of columns, each through the same staging buffer."""
     s = Stager(program, pieces)
@@ -303,7 +312,7 @@ def stage(program: Program, target: Target, pieces: int, facts: tuple[Fact, ...]
     turn = Barrier(name=OUTPUT_TURN, first=1, threads=GROUP_THREADS, count=config.warpgroups)
     kernel = Kernel(
         name=program.name, threads=GROUP_THREADS * (config.warpgroups + 1), min_ctas=1,
-        work=Work(source=WorkSource.TABLE, order=Order.LONGEST_FIRST, block_m=config.block_m),
+        work=Work(source=WorkSource.TABLE, order=order_of(program), block_m=config.block_m),
         tensors=program.tensors, scalars=program.scalars, buffers=s.buffers(), barriers=(turn,), roles=(load, math),
     )  # fmt: skip
     return Schedule(
