@@ -18,6 +18,7 @@ from attngen.passes.expand import expand
 from attngen.passes.place import place
 from attngen.passes.ranges import ranges
 from attngen.passes.schedule import schedule
+from attngen.passes.signs import signs
 from attngen.passes.simplify import simplify
 from attngen.passes.stream import stream
 from attngen.passes.synchronize import synchronize
@@ -66,7 +67,10 @@ def tile_levels(variant: Variant, signature: Signature, config: AnyConfig) -> It
     """The passes above the schedule, the same for every target."""
     graph = textbook(variant)
     yield Stage("textbook", graph)
-    # first, so that later passes see exp2 and constants, not the user's spelling
+    # before simplify, which converts parts of an index sum one by one
+    graph = signs(graph)
+    yield Stage("signs", graph)
+    # early, so that later passes see exp2 and constants, not the user's spelling
     graph = simplify(graph)
     yield Stage("simplify", graph)
     # the fold has to exist before anything is cut into tiles

@@ -59,6 +59,7 @@ from attngen.ir.schedule import (
 )
 from attngen.layout import SmemLayout, Swizzle
 from attngen.passes.hopper.flight import reads, writes
+from attngen.passes.ranges import TileClass
 from attngen.passes.visits import ROWS_A_GROUP
 from attngen.target import Target
 
@@ -171,7 +172,10 @@ class Stager:
         last = [self.at_tile(op, sub(T, const(1))) for op in one]
         step = [self.at_tile(op, T) for op in zero]
         epilogue = [op for op in p.epilogue if not isinstance(op, StoreTile | StoreVector)]
-        ranges = tuple(Range(cls=c, end=e) for c, e in zip(p.loop.classes, p.loop.ends, strict=True))
+        ranges = tuple(
+            Range(cls=c, end=e, whole=c == TileClass.FULL.value)
+            for c, e in zip(p.loop.classes, p.loop.ends, strict=True)
+        )
         tiles = Tiles(
             var="t", start=1, ranges=ranges, lets=(self.tile_let(),),
             step=numbered("S", self.merged(step, last)), drain=numbered("D", [*last, *epilogue] if last else []),
