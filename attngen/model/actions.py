@@ -59,10 +59,13 @@ class Burst:
 
 @dataclass(frozen=True)
 class Action:
+    """`amount`: arrivals, bytes that a barrier counts, threads, cycles. `moved`: bytes that a copy reads or writes."""
+
     does: Does
     op: str = ""
     key: tuple[object, ...] = ()
     amount: float = 0.0
+    moved: float = 0.0
     burst: Burst | None = None
     product: Product | None = None
     group: str = ""
@@ -126,7 +129,7 @@ def streams(kernel: Kernel, rates: Rates, tiles: tuple[int, ...], first_class: b
     for role in kernel.roles:
         warps = 1 if role.single else role.warps // role.split
         teams = max(1, warps // PARTITIONS)  # several warps of a part on a sub-partition: streams of their own
-        builder = _Builder(kernel, role, rates, teams)
+        builder = Builder(kernel, role, rates, teams)
         for part in range(role.split):
             actions = tuple(builder.actions(walk_role(role, part, scenario)))
             result += [
@@ -137,7 +140,9 @@ def streams(kernel: Kernel, rates: Rates, tiles: tuple[int, ...], first_class: b
     return tuple(result)
 
 
-class _Builder:
+class Builder:
+    """Turns the events of one role into actions; what does not depend on the step is made once."""
+
     def __init__(self, kernel: Kernel, role: Role, rates: Rates, teams: int) -> None:
         self.kernel, self.role, self.rates, self.teams = kernel, role, rates, teams
         self.costs = Costs(kernel, role, rates)
@@ -169,8 +174,8 @@ class _Builder:
                 self.made[id(op)] = found
         return found
 
-    def bar(self, op: str, does: Does, ref: Ref, event: Event, amount: float = 0.0) -> Action:
-        return Action(does, op, (ref.name, *event.index(ref)), amount)
+    def bar(self, op: str, does: Does, ref: Ref, event: Event, amount: float = 0.0, moved: float = 0.0) -> Action:
+        return Action(does, op, (ref.name, *event.index(ref)), amount, moved)
 
     def make(self, op: Op, event: Event) -> tuple[tuple[Action, ...], bool]:
         """The actions of an op, and whether they are the same in each step."""
@@ -184,7 +189,8 @@ class _Builder:
             case o.MbarExpect():
                 return (self.bar(name, Does.EXPECT, op.bar, event, op.bytes),), not op.bar.index
             case o.TmaLoad() | o.BulkLoad():
-                return (self.bar(name, Does.LOAD, op.bar, event, self.costs.bytes(op)),), not op.bar.index
+                size = self.costs.bytes(op)
+                return (self.bar(name, Does.LOAD, op.bar, event, size, self.costs.moved(op)),), not op.bar.index
             case o.Enter() | o.Leave():
                 does = Does.ENTER if isinstance(op, o.Enter) else Does.LEAVE
                 return (Action(does, name, (op.ring,)),), True
@@ -199,24 +205,26 @@ class _Builder:
             case o.MmaSync():
                 tensor = self.costs.product(op).cycles / self.teams * max(1.0, PARTITIONS / self.role.warps)
                 burst = burst_of(self.costs.operands(op), rates, tensor)
-                return (Action(Does.COMPUTE, name, burst=burst), Action(Does.PASS, name, amount=rates.product_latency)), True
+                wait = Action(Does.PASS, name, amount=rates.product_latency)
+                return (Action(Does.COMPUTE, name, burst=burst), wait), True
             case o.CpAsync():
                 work = self.costs.work(op)
                 assert work is not None
-                copy = Action(Does.COPY, name, amount=self.costs.bytes(op) / self.teams)
+                copy = Action(Does.COPY, name, moved=self.costs.moved(op) / self.teams)
                 return (Action(Does.COMPUTE, name, burst=burst_of(work, rates)), copy), True
             case o.CpCommit():
                 return (Action(Does.COPY_COMMIT, name),), True
             case o.CpWait():
                 return (Action(Does.COPY_WAIT, name, amount=op.pending),), True
             case o.TmaStore() | o.TmaReduce():
-                return (Action(Does.STORE, name, amount=self.costs.bytes(op)),), True
+                return (Action(Does.STORE, name, moved=self.costs.moved(op)),), True
             case o.BulkRetire():
                 return (Action(Does.STORE_WAIT, name),), True
             case o.Vote():
                 work = self.costs.work(op)
                 assert work is not None
-                return (Action(Does.COMPUTE, name, burst=burst_of(work, rates)), Action(Does.PASS, name, amount=rates.branch)), True
+                branch = Action(Does.PASS, name, amount=rates.branch)
+                return (Action(Does.COMPUTE, name, burst=burst_of(work, rates)), branch), True
             case o.Open() | o.Commit() | o.Proxy() | o.BulkCommit():
                 return (Action(Does.PASS, name, amount=rates.issue),), True
             case _:

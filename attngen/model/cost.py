@@ -231,6 +231,10 @@ class Costs:
         rows = d.rows * self.role.warps // self.role.split
         steps = math.ceil(contracted / K_STEP)
         step = 2 * rows * d.cols * K_STEP / self.rates.tensor_flops
+        if isinstance(op, o.Wgmma):
+            # both operands come from shared memory in the time of the step, a from registers where it is a value
+            read = d.cols + (0 if op.a.name in self.values else rows)
+            step = max(step, read * K_STEP * b.layout.itemsize / self.rates.shared_bytes)
         return Product(steps * step, step)
 
     def operands(self, op: o.MmaSync) -> Work:
@@ -245,18 +249,22 @@ class Costs:
     # ---- copies --------------------------------------------------------------------------------------------------
 
     def bytes(self, op: Op) -> int:
-        """Bytes that an asynchronous copy moves."""
-        match op:
-            case o.TmaLoad() | o.CpAsync():
-                return self.buffer(op.dst).layout.bytes
-            case o.BulkLoad():
-                return op.bytes
-            case o.TmaStore() | o.TmaReduce():
-                buffer = self.buffer(op.src)
-                blocks = len(op.src.index) - (buffer.slots > 1)  # the rows of one warpgroup
-                return buffer.layout.bytes // (self.role.split if blocks else 1)
-            case _:
-                raise PassError(f"model: {op.id} is not a copy")
+        """Bytes of shared memory that an asynchronous load fills, those of padding included."""
+        if isinstance(op, o.BulkLoad):
+            return op.bytes
+        assert isinstance(op, o.TmaLoad | o.CpAsync)
+        return self.buffer(op.dst).layout.bytes
+
+    def moved(self, op: Op) -> float:
+        """Bytes that a copy reads from global memory or writes there."""
+        if isinstance(op, o.BulkLoad):
+            return op.bytes
+        assert isinstance(op, o.TmaLoad | o.CpAsync | o.TmaStore | o.TmaReduce)
+        ref = op.dst if isinstance(op, o.TmaLoad | o.CpAsync) else op.src
+        buffer = self.buffer(ref)
+        part = len(ref.index) > (buffer.slots > 1)  # the rows of one warpgroup
+        layout = buffer.layout
+        return layout.rows * layout.cols * layout.itemsize / (self.role.split if part else 1)
 
     # ---- the instruction stream ----------------------------------------------------------------------------------
 

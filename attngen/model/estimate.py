@@ -1,4 +1,4 @@
-"""How long a kernel takes, simulated: cycles of a step in the steady state, and what an item costs besides its steps."""
+"""How long a kernel takes, simulated: cycles of a step in the steady state, and what an item costs besides."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attngen.model.rates import Rates, rates
 from attngen.model.simulate import UNITS, Run, Simulation, Span
 from attngen.target import Target
 
-TILES, SETTLE, AFTER = 24, 8, 8  # tiles of the watched item; of them before the steady state; tiles of the next item
+TILES, SETTLE, AFTER = 16, 4, 4  # tiles of the watched item; of them before the steady state; of the next item
 BUSY = 0.9  # a unit that is used more than this binds; below it, the order inside the streams does
 
 

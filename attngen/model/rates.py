@@ -1,7 +1,7 @@
 """What the units of a chip can do, in SM cycles: a table a target, read from JSON (`h200.json`, `a100.json`).
 
-The numbers of an H200 are written by `benchmarks/calibrate.py`; those of an A100 are published rates. Each number stands
-in the JSON beside where it comes from. Costs of instructions are cycles of one warp instruction on one of the four
+The numbers of an H200 are written by `benchmarks/calibrate.py`; those of an A100 are published rates. Each number
+stands in the JSON beside where it comes from. Costs of instructions are cycles of one warp instruction on one of the four
 sub-partitions of an SM: a warpgroup has one warp on each."""
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class Rates:
     asynchronous: bool
     instructions: Mapping[Instr, Rate]
     tensor_flops: float  # a cycle and SM, dense 16-bit
+    shared_bytes: float  # a cycle and SM, of shared memory
     product_latency: float  # from the last step of a product until a warp that waits for it goes on
     product_queue: int  # steps of products that a warp can have issued and not started
     slowed_by_one: float  # products, beside one warp a partition that does nothing but FFMA
@@ -75,7 +76,7 @@ class Rates:
 
     @property
     def product_ports(self) -> float:
-        """Share of the operand ports that products at full speed take: what a stream of FFMA beside them leaves over."""
+        """Share of the operand ports that products at full speed take: what a stream of FFMA beside them leaves."""
         if not self.asynchronous:
             return 0.0
         return (1 - self.port / self.instructions[Instr.FMA].beside) * self.slowed_by_one

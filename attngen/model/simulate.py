@@ -102,6 +102,7 @@ class Simulation:
         """`offset`: by how much each further CTA starts later. `watch`: the steps whose spans are kept."""
         self.kernel, self.rates, self.watch = kernel, rates, watch
         self.states = [_State(s, k, s.cta * offset) for k, s in enumerate(streams)]
+        self.product_ports, self.product_weight = rates.product_ports, rates.product_weight
         self.now = 0.0
         self.barriers: dict[tuple[object, ...], _Barrier] = {}
         self.turns: dict[tuple[object, ...], tuple[int, float]] = {}  # whose turn, and since when
@@ -178,7 +179,7 @@ class Simulation:
 
     def speeds(self) -> float:
         """Sets the speed of each burst; returns that of the products."""
-        rates, beside = self.rates, bool(self.products)
+        beside = bool(self.products)
         slow = alu = fma = shared = tensor = 0.0
         for s in self.bursts:
             b, fill = s.burst, s.stream.fill
@@ -207,14 +208,14 @@ class Simulation:
                 over = tensor
             s.speed /= over
             ports += s.speed * s.stream.fill * b.ports
-        wanted = rates.product_ports if beside else 0.0
+        wanted = self.product_ports if beside else 0.0
         if ports + wanted <= 1:
             return 1.0
         return self.divide(wanted)
 
     def divide(self, wanted: float) -> float:
         """The operand ports by weight: who wants less than its share gets what it wants, the rest is divided again."""
-        capacity, weight = 1.0, self.rates.product_weight if wanted else 0.0
+        capacity, weight = 1.0, self.product_weight if wanted else 0.0
         open_ = list(self.bursts)
         tensor = 1.0
         hungry = bool(wanted)
@@ -240,7 +241,7 @@ class Simulation:
         busy, beside = self.busy, bool(self.products)
         if beside:
             busy["tensor"] += step * tensor
-            busy["ports"] += step * tensor * self.rates.product_ports
+            busy["ports"] += step * tensor * self.product_ports
         for s in self.bursts:
             b = s.burst
             assert b is not None
@@ -272,8 +273,13 @@ class Simulation:
             return
         self.products.popleft()
         if self.products:
-            self.products[0].started = self.now
-            self.unblock(self.products[0].state)
+            # a scheduler keeps to the warp that issued last, as long as it can issue; then the oldest goes on
+            following = next((p for p in self.products if p.state is state), self.products[0])
+            if following is not self.products[0]:
+                self.products.remove(following)
+                self.products.appendleft(following)
+            following.started = self.now
+            self.unblock(following.state)
         group = head.action.group
         state.flying[group] -= 1
         state.landed[group] = self.now
@@ -434,13 +440,13 @@ class Simulation:
 
     def load(self, state: _State, action: Action) -> bool:
         state.clock += self.rates.issue
-        start, end = self.transfer(state.clock, action.amount)
+        start, end = self.transfer(state.clock, action.moved)
         self.span(state, "copy", action.op, start, end)
         self.arrived(self.barrier(state, action.key), 0, -action.amount, end)
         return True
 
     def copy(self, state: _State, action: Action) -> bool:
-        start, end = self.transfer(state.clock, action.amount)
+        start, end = self.transfer(state.clock, action.moved)
         self.span(state, "copy", action.op, start, end)
         state.copies = max(state.copies, end)
         return True
@@ -455,7 +461,7 @@ class Simulation:
         return True
 
     def store(self, state: _State, action: Action) -> bool:
-        state.stored = state.clock + self.rates.store_latency + action.amount / self.rates.copy_bytes
+        state.stored = state.clock + self.rates.store_latency + action.moved / self.rates.copy_bytes
         return self.pass_(state, Action(Does.PASS, amount=self.rates.issue))
 
     def store_wait(self, state: _State, action: Action) -> bool:
@@ -472,7 +478,8 @@ class Simulation:
             state.blocked += waited
             state.clock += waited + self.rates.issue
             return True
-        self.turned[(*key, state.stream.part)] = state
+        mine = (*key, state.stream.part)
+        self.turned[mine] = state
         return False
 
     def leave(self, state: _State, action: Action) -> bool:
@@ -482,7 +489,8 @@ class Simulation:
         since = state.clock + self.rates.handover
         self.turns[key] = following, since
         state.clock += self.rates.issue
-        other = self.turned.pop((*key, following), None)
+        theirs = (*key, following)
+        other = self.turned.pop(theirs, None)
         if other is not None:
             self.resume(other, since, self.rates.issue)
         return True
