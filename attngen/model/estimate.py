@@ -55,8 +55,10 @@ def estimate(kernel: Kernel, target: Target, *, table: Rates | None = None, mask
     at = last - window - 1, last - 1
     mathematical = [k for k, s in enumerate(found) if s.mathematical]
     step = statistics.fmean((run.steps[k][at[1]] - run.steps[k][at[0]]) / window for k in mathematical)
-    busy = {u: (run.busy[u][at[1]] - run.busy[u][at[0]]) / (step * window) for u in UNITS}
-    stream = 1 - (run.blocked[at[1]] - run.blocked[at[0]]) / (step * window)
+    watched = run.steps[mathematical[0]]
+    time = watched[at[1]] - watched[at[0]]
+    busy = {u: (run.busy[u][at[1]] - run.busy[u][at[0]]) / time for u in UNITS}
+    stream = 1 - (run.blocked[at[1]] - run.blocked[at[0]]) / time
     binding = max(busy, key=lambda u: busy[u])
     return Estimate(
         kernel=kernel.name,
