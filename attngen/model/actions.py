@@ -12,7 +12,7 @@ from enum import Enum
 from attngen.errors import PassError
 from attngen.ir import ops as o
 from attngen.ir.ops import Op, Ref
-from attngen.ir.schedule import Guard, Kernel, Role
+from attngen.ir.schedule import Guard, Kernel, Role, Tiles
 from attngen.ir.walk import Edge, Event, Scenario, Share, tiles_of, walk_role
 from attngen.model.cost import Costs, Product, Work
 from attngen.model.rates import PARTITIONS, SLOW, Instr, Rates
@@ -93,6 +93,14 @@ class Stream:
         return bool(self.role.values)
 
 
+def loops(kernel: Kernel) -> tuple[Tiles, ...]:
+    """The loops over tiles of all roles."""
+    found = tuple(loop for role in kernel.roles for loop in tiles_of(role))
+    if not found:
+        raise PassError(f"model: kernel {kernel.name} has no loop over tiles")
+    return found
+
+
 def burst_of(work: Work, rates: Rates, tensor: float = 0.0) -> Burst:
     """A warp issues in order, its long-latency units work meanwhile: the longer of the two counts."""
 
@@ -107,8 +115,8 @@ def burst_of(work: Work, rates: Rates, tensor: float = 0.0) -> Burst:
     # one warp pays for more than the unit is taken: the unit slows by what a warp sees of it
     mufu = rates.instructions[Instr.MUFU]
     return Burst(
-        alone=alone + work.latency,
-        beside=beside + work.latency,
+        alone=max(alone + work.latency, 1.0),
+        beside=max(beside + work.latency, 1.0),
         ports=work.instructions * rates.port,
         slow=cycles(SLOW, "throughput"),
         slow_beside=cycles(SLOW, "throughput") * mufu.beside / mufu.stream,
@@ -122,8 +130,6 @@ def burst_of(work: Work, rates: Rates, tensor: float = 0.0) -> Burst:
 def streams(kernel: Kernel, rates: Rates, tiles: tuple[int, ...], first_class: bool) -> tuple[Stream, ...]:
     """The streams of all CTAs that share an SM. `tiles`: of each item; `first_class`: in the first range of the loops
     (masked), else in the last (full)."""
-    if not any(True for role in kernel.roles for _ in tiles_of(role)):
-        raise PassError(f"model: kernel {kernel.name} has no loop over tiles")
     scenario = Scenario(tiles, Share.FIRST if first_class else Share.LAST, rare=False)
     result: list[Stream] = []
     for role in kernel.roles:

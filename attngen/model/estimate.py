@@ -6,10 +6,10 @@ import statistics
 from dataclasses import dataclass
 
 from attngen.ir.schedule import Kernel, WorkSource
-from attngen.ir.walk import tiles_of
-from attngen.model.actions import Does, Stream, streams
+from attngen.model.actions import Does, Stream, loops, streams
 from attngen.model.rates import Rates, rates
-from attngen.model.simulate import UNITS, Run, Simulation, Span
+from attngen.model.simulate import Run, Simulation, Span
+from attngen.model.units import UNITS
 from attngen.target import Target
 
 TILES, SETTLE, AFTER = 16, 4, 4  # tiles of the watched item; of them before the steady state; of the next item
@@ -46,8 +46,8 @@ def estimate(kernel: Kernel, target: Target, *, table: Rates | None = None, mask
     """Simulates `kernel` on `target`, in the tiles of its last class (full), or with `masked` of its first. `table`:
     other rates than the shipped ones."""
     table = table or rates(target)
-    start = max(loop.start for role in kernel.roles for loop in tiles_of(role))
-    unroll = max(loop.unroll for role in kernel.roles for loop in tiles_of(role))
+    start = max(loop.start for loop in loops(kernel))
+    unroll = max(loop.unroll for loop in loops(kernel))
     found = streams(kernel, table, (TILES, AFTER), masked)
     last = TILES - start  # steps of the watched item, on a stream that peels the first tile
     run = Simulation(kernel, found, table, _offset(kernel, found), range(last - 2, last)).run()
