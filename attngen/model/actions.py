@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from enum import Enum
 
 from attngen.errors import PassError
+from attngen.expr import variables
 from attngen.ir import ops as o
 from attngen.ir.ops import Op, Ref
-from attngen.ir.schedule import Guard, Kernel, Role, Tiles
-from attngen.ir.walk import Edge, Event, Scenario, Share, tiles_of, walk_role
+from attngen.ir.schedule import Guard, Kernel, Role, Tiles, steps_of
+from attngen.ir.walk import Edge, Event, Scenario, Share, integer, tiles_of, walk_role
 from attngen.model.cost import Costs, Product, Work
 from attngen.model.rates import PARTITIONS, SLOW, Instr, Rates
+
+PART = integer("w")  # which part of a role
 
 
 class Does(Enum):
@@ -59,13 +62,15 @@ class Burst:
 
 @dataclass(frozen=True)
 class Action:
-    """`amount`: arrivals, bytes that a barrier counts, threads, cycles. `moved`: bytes that a copy reads or writes."""
+    """`key`: the barrier or ring; `own`: each part has one for itself. `amount`: arrivals, bytes that a barrier counts,
+    threads, cycles. `moved`: bytes that a copy reads or writes."""
 
     does: Does
     op: str = ""
     key: tuple[object, ...] = ()
     amount: float = 0.0
     moved: float = 0.0
+    own: bool = False
     burst: Burst | None = None
     product: Product | None = None
     group: str = ""
@@ -136,14 +141,31 @@ def streams(kernel: Kernel, rates: Rates, tiles: tuple[int, ...], first_class: b
         warps = 1 if role.single else role.warps // role.split
         teams = max(1, warps // PARTITIONS)  # several warps of a part on a sub-partition: streams of their own
         builder = Builder(kernel, role, rates, teams)
+        actions: tuple[Action, ...] = ()
         for part in range(role.split):
-            actions = tuple(builder.actions(walk_role(role, part, scenario)))
+            if not part or not alike(role):
+                actions = tuple(builder.actions(walk_role(role, part, scenario)))
             result += [
                 Stream(role, part, cta, 32 * warps // teams, min(1.0, warps / PARTITIONS), actions)
                 for cta in range(kernel.min_ctas)
                 for _ in range(teams)
             ]
     return tuple(result)
+
+
+def alike(role: Role) -> bool:
+    """Whether the parts of a role do the same, each at barriers of its own."""
+    ops = [op for step in steps_of(role) for op in (step.body if isinstance(step, Guard) else (step,))]
+    return not any(
+        "w" in variables(*((op.when,) if op.when is not None else ()), *(i for r in bars(op) for i in r.index))
+        for op in ops
+    )
+
+
+def bars(op: Op) -> tuple[Ref, ...]:
+    """The barriers of an op, those that each part has for itself (`o[w]`) apart."""
+    ref = getattr(op, "bar", None)
+    return (ref,) if isinstance(ref, Ref) and ref.index != (PART,) else ()
 
 
 class Builder:
@@ -181,7 +203,8 @@ class Builder:
         return found
 
     def bar(self, op: str, does: Does, ref: Ref, event: Event, amount: float = 0.0, moved: float = 0.0) -> Action:
-        return Action(does, op, (ref.name, *event.index(ref)), amount, moved)
+        own = ref.index == (PART,)
+        return Action(does, op, (ref.name, *(() if own else event.index(ref))), amount, moved, own)
 
     def make(self, op: Op, event: Event) -> tuple[tuple[Action, ...], bool]:
         """The actions of an op, and whether they are the same in each step."""

@@ -12,7 +12,7 @@ from attngen.model.simulate import Run, Simulation, Span
 from attngen.model.units import UNITS
 from attngen.target import Target
 
-TILES, SETTLE, AFTER = 16, 4, 4  # tiles of the watched item; of them before the steady state; of the next item
+TILES, SETTLE, AFTER = 12, 4, 4  # tiles of the watched item; of them before the steady state; of the next item
 BUSY = 0.9  # a unit that is used more than this binds; below it, the order inside the streams does
 
 

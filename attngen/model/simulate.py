@@ -297,8 +297,8 @@ class Simulation:
 
     # ---- mbarriers and copies ------------------------------------------------------------------------------------
 
-    def barrier(self, state: _State, key: tuple[object, ...]) -> _Barrier:
-        key = (state.stream.cta, *key)
+    def barrier(self, state: _State, action: Action) -> _Barrier:
+        key = (state.stream.cta, *action.key, state.stream.part if action.own else -1)
         found = self.barriers.get(key)
         if found is None:
             name, _, side = str(key[1]).partition(".")
@@ -311,7 +311,7 @@ class Simulation:
         return found
 
     def wait(self, state: _State, action: Action) -> bool:
-        bar = self.barrier(state, action.key)
+        bar = self.barrier(state, action)
         phase = state.waits.get(action.key, 0)
         state.waits[action.key] = phase + 1
         if phase < len(bar.done):
@@ -339,12 +339,12 @@ class Simulation:
 
     def arrive(self, state: _State, action: Action) -> bool:
         state.clock += self.rates.issue
-        self.arrived(self.barrier(state, action.key), action.amount, 0, state.clock + self.rates.arrive)
+        self.arrived(self.barrier(state, action), action.amount, 0, state.clock + self.rates.arrive)
         return True
 
     def expect(self, state: _State, action: Action) -> bool:
         state.clock += self.rates.issue
-        self.arrived(self.barrier(state, action.key), 1, action.amount, state.clock)
+        self.arrived(self.barrier(state, action), 1, action.amount, state.clock)
         return True
 
     def transfer(self, at: float, size: float) -> tuple[float, float]:
@@ -361,7 +361,7 @@ class Simulation:
         state.clock += self.rates.issue
         start, end = self.transfer(state.clock, action.moved)
         self.span(state, "copy", action.op, start, end)
-        self.arrived(self.barrier(state, action.key), 0, -action.amount, end)
+        self.arrived(self.barrier(state, action), 0, -action.amount, end)
         return True
 
     def copy(self, state: _State, action: Action) -> bool:
@@ -415,7 +415,7 @@ class Simulation:
         return True
 
     def sync(self, state: _State, action: Action) -> bool:
-        key = (state.stream.cta, *action.key)
+        key = (state.stream.cta, *action.key, state.stream.part if action.own else -1)
         count, latest, waiting = self.syncs.get(key, (0.0, 0.0, []))
         count, latest = count + state.stream.threads, max(latest, state.clock)
         if count < action.amount:
