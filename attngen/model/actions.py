@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
+from enum import IntEnum, auto
 
 from attngen.errors import PassError
 from attngen.expr import variables
@@ -21,27 +21,27 @@ from attngen.model.rates import PARTITIONS, SLOW, Instr, Rates
 PART = integer("w")  # which part of a role
 
 
-class Does(Enum):
-    """What an action asks of the simulation."""
+class Does(IntEnum):
+    """What an action asks of the simulation (an integer, as each event looks it up)."""
 
-    COMPUTE = "compute"
-    PRODUCT = "product"
-    RETIRE = "retire"
-    WAIT = "wait"  # for a phase of an mbarrier
-    ARRIVE = "arrive"
-    EXPECT = "expect"
-    LOAD = "load"
-    ENTER = "enter"
-    LEAVE = "leave"
-    SYNC = "sync"
-    COPY = "copy"  # cp.async: after its instructions, a COMPUTE
-    COPY_COMMIT = "copy_commit"
-    COPY_WAIT = "copy_wait"
-    STORE = "store"
-    STORE_WAIT = "store_wait"
-    PASS = "pass"  # a fixed time
-    STEP = "step"  # marks: the head of a step, the end of an item
-    END = "end"
+    COMPUTE = auto()
+    PRODUCT = auto()
+    RETIRE = auto()
+    WAIT = auto()  # for a phase of an mbarrier
+    ARRIVE = auto()
+    EXPECT = auto()
+    LOAD = auto()
+    ENTER = auto()
+    LEAVE = auto()
+    SYNC = auto()
+    COPY = auto()  # cp.async: after its instructions, a COMPUTE
+    COPY_COMMIT = auto()
+    COPY_WAIT = auto()
+    STORE = auto()
+    STORE_WAIT = auto()
+    PASS = auto()  # a fixed time
+    STEP = auto()  # marks: the head of a step, the end of an item
+    END = auto()
 
 
 @dataclass(frozen=True)
