@@ -196,26 +196,30 @@ def used() -> str:
     )
 
 
-def beside(line: str) -> str:
-    """Warpgroup 0 multiplies until the others, p.m of them, have done their loops; then all write what it took."""
+def beside(work: str) -> str:
+    """Warpgroup 0 multiplies until the others, p.m of them, have done their `work`; then all write what it took. Its
+    warps have to stop together: one reads, and a barrier a batch shows the others what it read."""
     return (
-        f"  __shared__ volatile int finished; if (thread_id() == 0) finished = 0;\n"
+        f"  __shared__ volatile int finished, more[2]; if (thread_id() == 0) finished = 0;\n"
         f"  cta_sync(); const u64 t0 = ticks();\n"
         f"  if (w == 0) {{\n{accumulators(128)}    int batches = 0;\n"
-        f'    _Pragma("unroll 1") for (; batches < (1 << 16) && uniform(finished) < p.m; ++batches) {{\n'
+        f'    _Pragma("unroll 1") for (; batches < (1 << 16); ++batches) {{\n'
+        f"      if (thread_id() == 0) more[batches & 1] = finished < p.m;\n"
+        f"      named_sync(1, 128); if (!uniform(more[batches & 1])) break;\n"
         f"{batch(128, 'ss', STEPS)}\n    }}{total(128)}\n"
         f"    if (thread_id() == 0) {{ {FIRST} p.out[cta_id() * {SLOTS} + 1] = batches; }}\n"
-        f"  }} else {{\n{registers()}{instruction_loop(line, 'p.n')}\n    const u64 took = ticks() - t0;{used()}\n"
+        f"  }} else {{\n{work}\n    const u64 took = ticks() - t0;{used()}\n"
         f"    if (thread_id() % 128 == 0) {{ atomicAdd((int*)&finished, 1);"
         f" p.out[cta_id() * {SLOTS} + 1 + w] = took; }}\n  }}"
     )
 
 
 def instruction_tests() -> list[Test]:
-    tests = []
+    idle = registers() + '  _Pragma("unroll 1") for (int k = 0; k < p.n; ++k) __nanosleep(200);'
+    tests = [Test("beside_nothing", 4, beside(idle))]
     for name, line in {**INSTRUCTIONS, "mix": MIX}.items():
         tests.append(Test(f"alone_{name}", 4, registers() + whole(instruction_loop(line, "p.n")) + used()))
-        tests.append(Test(f"beside_{name}", 4, beside(line)))
+        tests.append(Test(f"beside_{name}", 4, beside(registers() + instruction_loop(line, "p.n"))))
         if name != "mix":  # one register: each instruction waits for the one before
             chain = instruction_loop(line, "p.n", 1)
             tests.append(Test(f"chain_{name}", 1, registers() + whole(chain) + used()))
@@ -308,6 +312,13 @@ class Device:
         short, long = (self.run(name, groups, k * n, **more)[0] for k in (1, 2))
         return (long - short) / n
 
+    def beside(self, name: str, groups: int, n: int) -> tuple[float, float]:
+        """Cycles of a batch of products, and of an iteration of the `groups` beside it."""
+        short, long = (self.run(f"beside_{name}", 1 + groups, k * n, m=groups) for k in (1, 2))
+        if long[1] <= short[1]:
+            raise AttngenError(f"calibrate: beside_{name} has {short[1]} and {long[1]} batches of products")
+        return (long[0] - short[0]) / (long[1] - short[1]), (long[2] - short[2]) / n
+
 
 def measure(device: Device) -> tuple[dict[str, float], dict[str, float]]:
     """The values of the table, those of instructions as `kind.column`; and figures for a reader."""
@@ -318,23 +329,22 @@ def measure(device: Device) -> tuple[dict[str, float], dict[str, float]]:
             for groups in range(1, most + 1):
                 notes[f"product {kind} n{n} x{groups}"] = device.each(f"product_{kind}_{n}", groups, 200) / 8 / groups
     v["tensor_flops"] = 2 * 64 * 128 * 16 / notes["product ss n128 x3"]
+    # the wait at the end of each batch of 8, which two other warpgroups hide
     v["product_latency"] = 8 * (notes["product ss n128 x1"] - notes["product ss n128 x3"])
     took, issue, *_ = (x / 200 for x in device.run("product_issue", 1, 200))
     notes["issue of 16 products n128"], notes["and the wait for them"] = issue, took
     v["product_queue"] = max(0.0, round(16 - issue / notes["product ss n128 x3"], 1))
 
-    # a product of a stream without anything beside it, in batches of STEPS
-    step = notes["product ss n128 x1"] - v["product_latency"] / 8 + v["product_latency"] / STEPS
     count = REGISTERS * TURNS
+    batch_alone = device.beside("nothing", 1, 200)[0]
     for name in (*INSTRUCTIONS, "mix"):
         per = count * COUNTED.get(name, 1)
         for groups in (1, 2, 3, 4):
             notes[f"{name} x{groups}"] = device.each(f"alone_{name}", groups, 50) / per / groups
         for groups in (1, 2, 3):
-            short, long = (device.run(f"beside_{name}", 1 + groups, k * 100, m=groups) for k in (1, 2))
-            notes[f"{name} beside x{groups}"] = (long[2] - short[2]) / 100 / per / groups
-            batch_took = (long[0] - short[0]) / max(long[1] - short[1], 1)
-            notes[f"products beside {name} x{groups}"] = batch_took / STEPS / step
+            batch_took, took = device.beside(name, groups, 100)
+            notes[f"{name} beside x{groups}"] = took / per / groups
+            notes[f"products beside {name} x{groups}"] = batch_took / batch_alone
         if name != "mix":
             notes[f"{name} chain"] = device.each(f"chain_{name}", 1, 50) / TURNS / COUNTED.get(name, 1)
 

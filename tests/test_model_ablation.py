@@ -6,6 +6,7 @@ model decides by them. A second set of tests changes the machine and expects the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from attngen.model import Rates, estimate, rates
 from attngen.model.rates import Instr
 from attngen.target import SM90
 
+PAGE = Path(__file__).parent.parent / "docs" / "model.md"
+BEGIN, END = "<!-- tests/test_model_ablation.py: begin -->", "<!-- end -->"
 LEAST = 0.8  # rank correlation
 MISS = 0.05  # a prediction that is off by more, relative to the best schedule of its table, is named in docs/model.md
 
@@ -169,3 +172,41 @@ def test_dear_ex2_hides_the_running_max_at_64() -> None:
     assert step(lazy, rates(SM90)) > 1.1 * step(D64, rates(SM90))
     assert step(lazy, dear) < 1.02 * step(D64, dear)
     assert estimate(D64.schedule().kernels[0], SM90, table=dear).binding == "mufu"
+
+
+# ---- docs/model.md -------------------------------------------------------------------------------------------------
+
+
+def report() -> str:
+    """The tables of docs/model.md: measured and predicted throughput relative to the best, and the misses by name."""
+    lines: list[str] = []
+    for head_dim, table in TABLES.items():
+        full, causal = relative(table, False), relative(table, True)
+        best = predicted(table[0].knobs, False).share
+        lines += [
+            f"D = {head_dim}: rank correlation {spearman(*both(head_dim)):.2f}. The best schedule is predicted at "
+            f"{best:.0%} of the tensor cores.\n",
+            "| schedule | measured | predicted | measured, causal | predicted, causal | |",
+            "| --- | --- | --- | --- | --- | --- |",
+        ]
+        for case, f, c in zip(table, full, causal, strict=True):
+            miss = "miss" if max(abs(f - case.full), abs(c - case.causal)) > MISS else ""
+            lines.append(f"| {case.name} | {case.full:.3f} | {f:.3f} | {case.causal:.3f} | {c:.3f} | {miss} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def test_the_page_names_each_miss() -> None:
+    table, _, text = PAGE.read_text().partition(END)
+    missed = {line.split("|")[1].strip() for line in table.splitlines() if line.endswith("| miss |")}
+    assert missed and {name for name in missed if f"`{name}`" not in text} == set()
+
+
+def test_the_page_shows_what_is_predicted(request: pytest.FixtureRequest) -> None:
+    """After other rates: pytest --update-golden, and the misses explained anew."""
+    text = PAGE.read_text()
+    start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
+    if request.config.getoption("--update-golden"):
+        PAGE.write_text(text[:start] + "\n\n" + report() + text[end:])
+    else:
+        assert text[start:end].strip() == report().strip()
