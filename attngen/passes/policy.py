@@ -30,16 +30,18 @@ MASKED, FULL = TileClass.MASKED.value, TileClass.FULL.value
 NEED, HOT = var("need", DType.BOOL), var("hot", DType.BOOL)
 
 
-def policies(fold: Fold) -> tuple[FoldPolicy, ...]:
+def policies(fold: Fold, plain: bool) -> tuple[FoldPolicy, ...]:
     """Those that a fold allows. REFERENCE needs a plain sum of the weights of each contraction, to see their size in;
-    without a maximum there is nothing to choose."""
+    without a maximum there is nothing to choose. `plain`: scores are a multiple of the logits, so that taking a maximum
+    needs no more than them."""
     maxima = [s for s in fold.states if s.kind is ReduceKind.MAX]
     sums = {s.element for s in fold.states if s.kind is ReduceKind.SUM and not s.operand}
     weights = [s.element for s in fold.states if s.operand]
     if len(maxima) != 1:
         return (FoldPolicy.RUNNING,)
     if weights and all(w in sums and w.op is Op.EXP2 for w in weights):
-        return (FoldPolicy.REFERENCE, FoldPolicy.ANTICIPATED, FoldPolicy.CONDITIONAL, FoldPolicy.RUNNING)
+        by_reference = (FoldPolicy.REFERENCE, FoldPolicy.ANTICIPATED) if plain else (FoldPolicy.REFERENCE,)
+        return (*by_reference, FoldPolicy.CONDITIONAL, FoldPolicy.RUNNING)
     return (FoldPolicy.CONDITIONAL, FoldPolicy.RUNNING)
 
 
