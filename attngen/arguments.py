@@ -10,6 +10,7 @@ import torch
 from attngen.errors import LaunchError
 from attngen.expr import Expr, Op, const, substitute, walk
 from attngen.fold import fold
+from attngen.ir.columns import narrow_strides
 from attngen.ir.schedule import Elem, Kernel, Schedule, WorkSource, Workspace
 from attngen.params import MapUse, map_uses, pack, stride_count
 from attngen.tensormap import TensorMap, map_of
@@ -83,6 +84,14 @@ def values_of(
         shape, strides = shapes[t.name]
         values.update({f"{t.name}_s{n}": strides[n] for n in range(stride_count(t.access, t.rank))})
         values.update({f"{t.name}_n{n}": shape[n] for n in range(t.rank)})
+    for name in narrow_strides(kernel):
+        stride = values[name]
+        if not isinstance(stride, int) or not -(2**31) <= stride < 2**31:
+            tensor, _, dim = name.rpartition("_s")
+            raise LaunchError(
+                f"{tensor} has a stride of {stride!r} elements in dimension {dim}, where its index depends on the key. "
+                "Allowed: below 2^31. Pass a contiguous copy"
+            )
     return values
 
 
