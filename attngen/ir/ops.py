@@ -200,7 +200,11 @@ class MbarWait(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class MbarArrive(Op):
+    """One arrival: of a single thread, or of each warp by one lane, which speaks for a warp that ran together. With
+    `each_thread` one of each thread: what a thread wrote or copied itself is handed over by its own arrival alone."""
+
     bar: Ref
+    each_thread: bool = False
     unit = Unit.SYNC
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attngen.ir import ops as o
 from attngen.ir.ops import Heads
-from attngen.ir.schedule import Block, Kernel, Schedule, Value, WorkSource, ops_of
+from attngen.ir.schedule import Block, Kernel, Role, Schedule, Value, WorkSource, ops_of
 from attngen.lowering.context import RoleContext
 from attngen.lowering.control import lets, steps, tiles
 from attngen.params import C_TYPE, fields
@@ -38,15 +38,16 @@ def kernel_lines(schedule: Schedule, kernel: Kernel) -> list[str]:
             "const u32 smem = smem_base();",
         ],
         work=call(schedule.target, name, place),
-        bases=bases(kernel), lets=lets(context, role.item.lets),
+        bases=bases(kernel, role), lets=lets(context, role.item.lets),
         values=[declaration(v) for v in role.values], body=body,
     ))  # fmt: skip
     return text.strip("\n").split("\n")
 
 
-def bases(kernel: Kernel) -> list[str]:
-    """Where the item's batch and head start in each tensor that tiles are loaded from."""
-    heads = {op.src: op.heads for _, op in ops_of(kernel) if isinstance(op, o.CpAsync | o.CopyTile)}
+def bases(kernel: Kernel, role: Role) -> list[str]:
+    """Where the item's batch and head start in each tensor that the threads of a role load tiles from."""
+    loads = (op for of, op in ops_of(kernel) if of is role and isinstance(op, o.CpAsync | o.CopyTile))
+    heads = {op.src: op.heads for op in loads}
     lines = []
     for t in kernel.tensors:
         if t.name in heads:

@@ -13,6 +13,12 @@ from attngen.lowering.small import pointwise_lines, scan_call
 from attngen.render import Argument
 
 
+def copy_arguments(context: RoleContext, op: o.CpAsync | o.CopyTile) -> dict[str, Argument]:
+    """Of a copy whose threads share the chunks of the tile."""
+    return {"dst": context.address(op.dst), "src": op.src, "row": context.expr(op.row), "inside": context.inside(op),
+            **context.chunks(op.dst, op.src)}  # fmt: skip
+
+
 def calls(context: RoleContext, op: Op) -> Iterator[tuple[str, dict[str, Argument]]]:
     kind = kind_of(type(op))
     match op:
@@ -25,10 +31,15 @@ def calls(context: RoleContext, op: Op) -> Iterator[tuple[str, dict[str, Argumen
         case o.Fill():
             value = context.values[op.dst.name]
             yield kind, {"dst": op.dst.name, "value": context.expr(op.value), "count": value.registers}
+        case o.CpAsync():
+            yield kind, copy_arguments(context, op)
+        case o.CpWait():
+            yield kind, {"pending": op.pending}
+        case o.CpCommit():
+            yield kind, {}
         case o.StTile():
             yield kind, {"dst": op.dst, "src": context.address(op.src), "row": context.expr(op.row),
-                         "limit": context.expr(op.limit),
-                         **context.chunks(context.buffer(op.src).layout, op.dst)}  # fmt: skip
+                         "limit": context.expr(op.limit), **context.chunks(op.src, op.dst)}  # fmt: skip
         case o.StRows():
             yield kind, {"rows": context.values[op.src.name].rows // 8, "dst": op.dst, "src": op.src.name,
                          "i0": context.row0, "limit": context.expr(op.limit)}  # fmt: skip
