@@ -453,6 +453,32 @@ class CompactTiles(Op):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SortItems(Op):
+    """The items of a section, most key tiles first, as rows [row tile, head, batch, key tiles] of `dst`. The last
+    statement is the number of key tiles of item (m, h, b). `keys`: a word for each item that a section can have. Equal
+    items keep their order, so that equal sizes give equal tables."""
+
+    dst: str
+    keys: Ref = _inout()
+    body: tuple[Stmt, ...]
+    unit = Unit.GLOBAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class DealItems(Op):
+    """Sorted items to CTAs, section by section and a round at a time: the longest item of a round to the CTA with the
+    least work so far. An item costs `tile` for each of its key tiles, and `extra`. `loads`: two vectors of a word for
+    each CTA."""
+
+    dst: str
+    src: str
+    loads: Ref = _inout()
+    tile: int
+    extra: int
+    unit = Unit.GLOBAL
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pointwise(Op):
     """Scalar statements on one element a thread; a target named like an output tensor is stored."""
 

@@ -20,13 +20,12 @@ def kernel_lines(schedule: Schedule, kernel: Kernel) -> list[str]:
         body += steps(context, node.ops, "") if isinstance(node, Block) else tiles(context, node)
     work = kernel.work
     name = f"work_{work.source.value}_{work.order.value}"
-    place: dict[str, Argument] = {"threads": kernel.threads}
-    if work.source is not WorkSource.ELEMENTS:
-        place = {
-            "block_m": work.block_m,
-            "round_up": work.block_m - 1,
-            "heads": "p.heads" if work.per_head else "1",
-        }
+    place: dict[str, Argument] = {"block_m": work.block_m, "round_up": work.block_m - 1}
+    if work.source is WorkSource.GRID:
+        place["heads"] = "p.heads" if work.per_head else "1"
+    elif work.source is WorkSource.ELEMENTS:
+        place = {"threads": kernel.threads}
+    found = [] if work.source is WorkSource.SINGLE else call(schedule.target, name, place)
     text = str(environment().get_template("kernel.cu.jinja").module.kernel(  # type: ignore[attr-defined]
         name=kernel.name, threads=kernel.threads, min_ctas=kernel.min_ctas,
         params=[f.declaration for f in fields(kernel)],
@@ -37,7 +36,7 @@ def kernel_lines(schedule: Schedule, kernel: Kernel) -> list[str]:
             "const int tid = thread_id(), warp = uniform(tid / 32), lane = tid % 32, quad = lane % 4;",
             "const u32 smem = smem_base();",
         ],
-        work=call(schedule.target, name, place),
+        work=found,
         bases=bases(kernel, role), lets=lets(context, role.item.lets),
         values=[declaration(v) for v in role.values], body=body,
     ))  # fmt: skip

@@ -9,7 +9,7 @@ from attngen.ir import ops as o
 from attngen.ir.ops import Op, kind_of
 from attngen.lowering.context import RoleContext
 from attngen.lowering.maps import map_call, reduce_call
-from attngen.lowering.small import pointwise_lines, scan_call
+from attngen.lowering.small import count_lines, index_bits, pointwise_lines, scan_call
 from attngen.render import Argument
 
 
@@ -51,5 +51,14 @@ def calls(context: RoleContext, op: Op) -> Iterator[tuple[str, dict[str, Argumen
             yield kind, {"dst": op.dst, "dst_at": context.row_of(op.dst), "src": op.src,
                          "src_at": context.row_of(op.src),
                          "lo": context.expr(op.lo), "hi": context.expr(op.hi)}  # fmt: skip
+        case o.SortItems():
+            keys = context.buffer(op.keys).layout.cols
+            yield kind, {"dst": op.dst, "keys": context.address(op.keys), "threads": context.threads,
+                         "index_bits": index_bits(keys), "last": keys - 1,
+                         "lines": count_lines(context, op)}  # fmt: skip
+        case o.DealItems():
+            layout = context.buffer(op.loads).layout
+            yield kind, {"dst": op.dst, "src": op.src, "loads": context.address(op.loads), "threads": context.threads,
+                         "ctas": layout.cols, "pitch": layout.pitch, "tile": op.tile, "extra": op.extra}  # fmt: skip
         case _:
             raise PassError(f"lower: {context.schedule.target} has no macro for op {op.id} {kind}")
