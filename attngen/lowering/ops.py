@@ -53,9 +53,10 @@ def calls(context: RoleContext, op: Op) -> Iterator[tuple[str, dict[str, Argumen
                          "lo": context.expr(op.lo), "hi": context.expr(op.hi)}  # fmt: skip
         case o.SortItems():
             keys = context.buffer(op.keys).layout.cols
-            yield kind, {"dst": op.dst, "keys": context.address(op.keys), "threads": context.threads,
-                         "index_bits": index_bits(keys), "last": keys - 1,
-                         "lines": count_lines(context, op)}  # fmt: skip
+            words: dict[str, Argument] = {"keys": context.address(op.keys), "threads": context.threads,
+                                          "index_bits": index_bits(keys), "last": keys - 1}  # fmt: skip
+            yield "item_keys", {**words, "lines": count_lines(context, op)}
+            yield kind, {**words, "dst": op.dst}
         case o.DealItems():
             layout = context.buffer(op.loads).layout
             yield kind, {"dst": op.dst, "src": op.src, "loads": context.address(op.loads), "threads": context.threads,
