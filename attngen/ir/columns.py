@@ -18,8 +18,9 @@ def column_step(index: Expr) -> tuple[Expr, int] | None:
         return None
     row, step = index.args
     sign, factor = -1 if index.op is Op.SUB else 1, 1
-    if step.op is Op.MUL and isinstance(step.args[1].value, int):
-        step, factor = step.args[0], step.args[1].value
+    known = step.args[1].value if step.op is Op.MUL else None
+    if isinstance(known, int):
+        step, factor = step.args[0], known
     return (row, sign * factor) if step.op is Op.VAR and step.name == COLUMN else None
 
 
