@@ -13,6 +13,7 @@ from attngen.ir.graph import Graph
 from attngen.ir.program import Program
 from attngen.ir.schedule import Schedule, VerifiedSchedule
 from attngen.lower import Source, lower
+from attngen.lowering.predict import predicted
 from attngen.passes.choose import candidates
 from attngen.pipelines import Levels, derive
 from attngen.runtime.cache import compile_cached
@@ -71,7 +72,7 @@ class Generated:
         arch = arch or self.target.archs[0]
         if arch not in self._artifacts:
             artifact = compile_cached(self.source.text, arch=arch, symbols=self.symbols)
-            report = check(artifact)
+            report = check(artifact, expected=predicted(self.schedule))
             if not report.ok:
                 raise CompileError(f"the build gate refused {self.schedule.name} for {arch}: {report}")
             self._artifacts[arch] = artifact

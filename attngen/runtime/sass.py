@@ -113,7 +113,10 @@ def _listing(cubin: bytes) -> str:
         command = [str(find_nvdisasm()), "-c", file.name]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise CompileError(f"nvdisasm could not read the binary: {done.stderr.strip()}")
+        raise MissingToolError(
+            f"nvdisasm could not read the binary: {done.stderr.strip()}. It is older than the compiler: install a "
+            "newer one with `pip install -U nvidia-cuda-nvdisasm`."
+        )
     return done.stdout
 
 
