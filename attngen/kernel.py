@@ -13,9 +13,9 @@ from attngen.ir.graph import Graph
 from attngen.ir.program import Program
 from attngen.ir.schedule import Schedule, VerifiedSchedule
 from attngen.lower import Source, lower
-from attngen.lowering.predict import predicted
 from attngen.passes.choose import candidates
 from attngen.pipelines import Levels, derive
+from attngen.predict import predicted
 from attngen.runtime.cache import compile_cached
 from attngen.runtime.compile import Artifact, Resources, flags_for
 from attngen.runtime.gate import check

@@ -14,7 +14,7 @@ from attngen.ir.mutate import mutants
 from attngen.ir.ops import MmaSync, Wgmma, kind_of
 from attngen.ir.schedule import ops_of
 from attngen.kernel import Generated
-from attngen.lowering.predict import MAXIMUM, MMA, PACK, SPECIAL, WGMMA, Bounds, predicted
+from attngen.predict import MAXIMUM, MMA, PACK, SPECIAL, WGMMA, Bounds, predicted
 from attngen.runtime import compile as compiler
 from attngen.runtime import gate
 from attngen.runtime.cache import compile_cached

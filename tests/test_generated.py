@@ -15,7 +15,7 @@ import pytest
 from attngen import golden
 from attngen.errors import MissingToolError
 from attngen.ir.schedule import Schedule
-from attngen.lowering.predict import predicted
+from attngen.predict import predicted
 from attngen.runtime.cache import compile_cached
 from attngen.runtime.gate import check
 from attngen.runtime.nvrtc import find_nvrtc

@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("levels", ("ir",)),
     ("passes", ("passes",)),
     ("pipeline", ("pipelines", "ir.interpret")),
-    ("text", ("params", "cprint", "render", "lowering", "lower")),
+    ("text", ("params", "cprint", "render", "lowering", "lower", "predict")),
     ("machines", ("runtime", "emulator")),
     ("kernels", ("tensormap", "worktable", "arguments", "shipped", "kernel", "execute", "plan")),
     ("instruments", ("files", "golden", "trial", "faults", "doctor")),

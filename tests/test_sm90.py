@@ -14,17 +14,13 @@ from attngen.execute import empty_like_rows, launch_module, scalars_of
 from attngen.ir.schedule import Schedule
 from attngen.ir.verify import verify
 from attngen.kernel import Generated
-from attngen.lowering.predict import predicted
 from attngen.reference import reference
-from attngen.runtime.gate import check
 from attngen.runtime.nvrtc import find_nvrtc
 from attngen.shipped import FOLDER
 from attngen.target import target
 
 SHIPPED = sorted(FOLDER.glob("sm90_*.schedule"))
 OTHERS = sorted((Path(__file__).parent / "data" / "sm90").glob("*.schedule"))
-# three warpgroups of 64 rows at D=64: ptxas reloads a few values in the loop of the loading role, which costs nothing
-RELOADS = {"sm90_full_d64_w3", "sm90_causal_d64_w3"}
 SHAPES = (  # B, Hq, Hkv, Sq, Sk, factor of the queries, whether keys grow towards the first (then tiles are redone)
     (1, 2, 2, 256, 256, 1, False),
     (2, 6, 2, 1000, 1000, 1, False),
@@ -83,15 +79,7 @@ def test_text_is_canonical_and_verified(path: Path) -> None:
 @pytest.mark.skipif(not HAS_NVRTC, reason="needs NVRTC: pip install nvidia-cuda-nvrtc")
 @pytest.mark.parametrize("path", SHIPPED + OTHERS, ids=lambda p: p.stem)
 def test_text_compiles_past_the_build_gate(path: Path) -> None:
-    if path.stem in RELOADS:
-        from attngen.runtime.cache import compile_cached
-
-        module = generated(path)
-        artifact = compile_cached(module.source.text, arch="sm_90a", symbols=module.symbols)
-        report = check(artifact, expected=predicted(module.schedule))
-        assert {f.rule.value for f in report.findings if f.fatal} <= {"loop-spill"}, str(report)
-    else:
-        assert generated(path).artifact("sm_90a").resources["attn_fwd"].registers <= 168
+    assert generated(path).artifact("sm_90a").resources["attn_fwd"].registers <= 168
 
 
 def test_a_variant_without_a_text_is_a_clear_error() -> None:
@@ -106,8 +94,6 @@ def test_gpu_text_against_float64(path: Path, shape: tuple[int, int, int, int, i
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs a Hopper GPU")
     batch, heads, kv_heads, seqlen_q, seqlen_k, factor, growing = shape
-    if path.stem in RELOADS:
-        pytest.skip("the build gate refuses this text: its figures are in benchmarks")
     module = generated(path)
     dtype = torch.float16 if "fp16" in path.stem else torch.bfloat16
     d, dv = module.schedule.head_dim_qk, module.schedule.head_dim_v

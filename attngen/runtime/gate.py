@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from attngen.errors import MissingToolError
-from attngen.lowering.predict import MAXIMUM, MMA, PACK, SPECIAL, WGMMA, Counts
+from attngen.predict import MAXIMUM, MMA, PACK, SPECIAL, WGMMA, Counts
 from attngen.runtime.compile import Artifact, Resources
 from attngen.runtime.sass import sass_counts, spills_in_loops
 
@@ -64,7 +64,7 @@ def check(
 ) -> GateReport:
     """Checks every kernel of a module.
 
-    `expected`: by symbol, how often instructions have to occur (attngen.lowering.predict). A count outside its bounds
+    `expected`: by symbol, how often instructions have to occur (attngen.predict). A count outside its bounds
     refuses a kernel: the text or the compiler dropped work of the schedule, or does it twice.
 
     A spill refuses a kernel, unless its symbol is in `allow_spills` or it is compiled for an architecture
