@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("text", ("params", "cprint", "render", "lowering", "lower", "predict")),
     ("machines", ("runtime", "emulator")),
     ("kernels", ("tensormap", "worktable", "arguments", "shipped", "kernel", "execute", "plan")),
-    ("instruments", ("files", "golden", "trial", "faults", "doctor")),
+    ("instruments", ("files", "golden", "trial", "commute", "faults", "doctor")),
     ("operators", ("reads", "dispatch", "ops", "merge", "prepare", "api", "compat")),
     ("command line", ("cli", "__main__")),
 )
