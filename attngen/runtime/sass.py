@@ -77,8 +77,7 @@ def find_nvdisasm() -> Path:
 
 def disassemble(cubin: bytes, symbol: str) -> tuple[Instruction, ...]:
     """The instructions of one kernel in order of address."""
-    sections = _SECTION.split(_listing(cubin))
-    code = dict(zip(sections[1::2], sections[2::2], strict=True))
+    code = _kernels(_listing(cubin))
     if symbol not in code:
         raise CompileError(f"the binary has no kernel {symbol}; it has {', '.join(code) or 'none'}")
     return _parse(code[symbol])
@@ -118,6 +117,12 @@ def _listing(cubin: bytes) -> str:
             "newer one with `pip install -U nvidia-cuda-nvdisasm`."
         )
     return done.stdout
+
+
+@lru_cache(maxsize=8)
+def _kernels(listing: str) -> Mapping[str, str]:
+    sections = _SECTION.split(listing)
+    return dict(zip(sections[1::2], sections[2::2], strict=True))
 
 
 def _parse(listing: str) -> tuple[Instruction, ...]:
