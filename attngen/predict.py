@@ -23,7 +23,7 @@ MNEMONICS = (WGMMA, MMA, SPECIAL, PACK, MAXIMUM)
 _SPECIAL = frozenset({ExprOp.EXP2, ExprOp.LOG2, ExprOp.RCP})
 _SLOW = frozenset({ExprOp.DIV, ExprOp.SQRT})  # correctly rounded: an estimate, and a slow path with another
 _COMMUTATIVE = frozenset({ExprOp.ADD, ExprOp.MUL, ExprOp.MIN, ExprOp.MAX, ExprOp.AND, ExprOp.OR})
-_LISTED = (o.Pointwise, o.ScanTiles, o.CompactTiles)  # of kernels that run beside the attention
+_LISTED = (o.Pointwise, o.ScanTiles, o.CompactTiles, o.SortItems, o.DealItems)  # of kernels that run beside the attention
 
 
 @dataclass(frozen=True)
@@ -92,16 +92,21 @@ def written(role: Role) -> Iterator[tuple[Op, int]]:
         elif node.classes is Classes.BRANCH:
             yield from ((op, 1) for step in node.step for op in _ops(step))
         else:
-            for r in node.ranges:
-                yield from _once(node.step, r.cls, node.unroll)
-                yield from _once(node.drain, r.cls, node.unroll)
+            for cls in classes_of(node):
+                yield from _once(node.step, cls, node.unroll)
+                yield from _once(node.drain, cls, node.unroll)
     yield from _once(role.exit, "", 1)
+
+
+def classes_of(node: Tiles) -> tuple[str, ...]:
+    """Ranges of one class share one body."""
+    return tuple(dict.fromkeys(r.cls for r in node.ranges))
 
 
 def _once(steps: tuple[Step, ...], cls: str, times: int) -> Iterator[tuple[Op, int]]:
     for step in steps:
         if not step.only or step.only == cls:
-            yield from ((op, times) for op in _ops(step))
+            yield from ((op, times) for op in _ops(step) if not op.only or op.only == cls)
 
 
 def _ops(step: Step) -> tuple[Op, ...]:
@@ -110,7 +115,7 @@ def _ops(step: Step) -> tuple[Op, ...]:
 
 def _bodies(node: Tiles) -> int:
     """How often the scalars of a step stand in the text."""
-    return 1 if node.classes is Classes.BRANCH else len(node.ranges) * node.unroll
+    return 1 if node.classes is Classes.BRANCH else len(classes_of(node)) * node.unroll
 
 
 # ---- ops -----------------------------------------------------------------------------------------------------------
