@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attngen import ops
 from attngen.config import Config
+from attngen.described import described
 from attngen.errors import SignatureError, SpecError
 from attngen.ir.graph import Graph
 from attngen.ir.program import Program
@@ -53,7 +54,7 @@ def attention(
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         raise _not_a_tensor(q, k, v)
     if spec is None:
-        spec = Attention(mask, score, scale, sink, return_lse, normalizer)
+        spec = described(mask, score, scale, sink, return_lse, normalizer)
     elif (
         not isinstance(spec, Attention) or mask is not None or score is not None or scale is not None
         or sink is not None or return_lse is not False or normalizer != "softmax"

@@ -54,9 +54,8 @@ class Step:
     arguments: tuple[int, ...]  # numbers of the tensors: q, k, v, captures, out, lse, workspaces, tables
 
     def run(self, pointers: Sequence[int]) -> None:
-        front: list[int | bytes] = [pointers[n] for n in self.arguments]
-        if self.maps:
-            front[:0] = [slot.at(pointers[slot.argument]) for slot in self.maps]
+        front: list[int | bytes] = [slot.at(pointers[slot.argument]) for slot in self.maps]
+        front += [pointers[n] for n in self.arguments]
         self.launcher.run(front)
 
 

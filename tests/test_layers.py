@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "expressions",
         ("expr", "exprtext", "fold", "sums", "rows", "interval", "evaluate", "proxy", "once", "trace", "functions"),
     ),
-    ("specification", ("masks", "scores", "variants", "spec", "signature", "reference")),
+    ("specification", ("shared", "masks", "scores", "variants", "spec", "signature", "reference")),
     ("levels", ("ir",)),
     ("passes", ("passes",)),
     ("pipeline", ("pipelines", "ir.interpret")),
@@ -29,7 +29,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("machines", ("runtime", "emulator")),
     ("kernels", ("tensormap", "worktable", "arguments", "shipped", "kernel", "execute", "plan")),
     ("instruments", ("files", "golden", "trial", "faults", "doctor")),
-    ("operators", ("reads", "dispatch", "ops", "merge", "prepare", "api", "compat")),
+    ("operators", ("reads", "dispatch", "ops", "merge", "prepare", "described", "api", "compat")),
     ("command line", ("cli", "__main__")),
 )
 PACKAGES_OWN = {"__version__"}  # what a module may take from `attngen` itself, which imports everything
