@@ -30,6 +30,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("kernels", ("tensormap", "worktable", "arguments", "shipped", "kernel", "execute", "plan")),
     ("instruments", ("files", "golden", "trial", "faults", "doctor")),
     ("operators", ("reads", "dispatch", "ops", "merge", "prepare", "described", "api", "compat")),
+    ("reports", ("draw", "bench")),
     ("command line", ("cli", "__main__")),
 )
 PACKAGES_OWN = {"__version__"}  # what a module may take from `attngen` itself, which imports everything
