@@ -20,6 +20,7 @@ from attngen.bench.cases import GROUPS, Case, Data, Inputs, Pattern, flex_mods, 
 from attngen.bench.check import Truth, poison
 from attngen.bench.contenders import Attngen, Call, FlashAttention3, Flex, Sdpa, UnsupportedError
 from attngen.bench.page import page
+from attngen.bench.predict import predicted, visited
 from attngen.bench.record import FirstCall, Line, Record, RecordError
 from attngen.bench.run import run
 from attngen.bench.tables import fill, full, missing, table
@@ -28,7 +29,10 @@ from attngen.cli import bench as command
 from attngen.cli import main
 from attngen.errors import MissingToolError, SpecError
 from attngen.evaluate import evaluate
+from attngen.kernel import kernel_for
 from attngen.reference import reference
+from attngen.signature import signature_of
+from attngen.target import SM80, SM90
 
 ROOT = Path(__file__).parent.parent
 RECORD = ROOT / "benchmarks" / "h200_forward.json"
@@ -200,6 +204,25 @@ def test_medians_of_blocks_in_turn() -> None:
     assert slept == []
 
 
+# ---- the model -----------------------------------------------------------------------------------------------------
+
+
+def test_the_model_speaks_of_chips_it_has_rates_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = make(Case("grid", Pattern.CAUSAL, 1, 2, 2, 1024, 1024, 128, 128), CPU)
+    full = make(Case("grid", Pattern.FULL, 1, 2, 2, 1024, 1024, 128, 128), CPU)
+    assert predicted(inputs, SM90, (8, 0), 132, 1980) is None
+    assert predicted(inputs, SM80, (9, 0), 132, 1980) is None
+    roof = 4096 * 132 * 1980e6 / 1e12
+    causal_, full_ = (predicted(x, SM90, (9, 0), 132, 1980) for x in (inputs, full))
+    assert causal_ is not None and full_ is not None
+    assert 0.2 * roof < causal_ < full_ < roof
+    kernel = kernel_for(inputs.spec.variant, signature_of(inputs.q, inputs.k, inputs.v), SM90)
+    tiles = visited(kernel, inputs)
+    assert tiles is not None and tiles.tolist() == [-(-(m + 1) * kernel.config.block_m // kernel.config.block_n)
+                                                    for m in range(1024 // kernel.config.block_m)]  # fmt: skip
+    assert predicted(make(replace(SMALL, pattern=Pattern.DOCUMENT, seqlen_k=40), CPU), SM80, (8, 0), 108, 1410) is None
+
+
 # ---- a run ---------------------------------------------------------------------------------------------------------
 
 
@@ -289,6 +312,9 @@ def test_tables() -> None:
     assert shown.head == ("case", "attngen", "of the roof", "cuDNN", "ratio")
     assert shown.rows[0][0] == "causal D32/16 S40x72 B2 H4/2" and shown.rows[0][4] == f"{7 / 9:.2f}"
     assert shown.rows[0][2] == f"{100 * record.lines[0].tflops / 1e-3:.0f} %"
+    record.lines[0] = replace(record.lines[0], model=2 * record.lines[0].tflops)
+    shown = full(record, "grid", Mode.GAPS)
+    assert shown.head[3] == "of the model" and [row[3] for row in shown.rows] == ["50 %", "-"]
     assert fill("a <!-- generated: missing -->\nold\n<!-- /generated --> b", record).count("\n- ") == 5
     with pytest.raises(SpecError, match="the table 'x' is not known"):
         table("x", record)

@@ -29,6 +29,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("machines", ("runtime", "emulator")),
     ("kernels", ("tensormap", "worktable", "arguments", "shipped", "kernel", "execute", "plan")),
     ("instruments", ("files", "golden", "trial", "faults", "doctor")),
+    ("model", ("model",)),
     ("operators", ("reads", "dispatch", "ops", "merge", "prepare", "described", "api", "compat")),
     ("reports", ("draw", "bench")),
     ("command line", ("cli", "__main__")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -85,7 +86,7 @@ class Inputs:
     spec: Attention
     more: dict[str, Tensor]  # of the variant, for those who write it otherwise
 
-    @property
+    @cached_property
     def visible(self) -> float:
         """Pairs of a query and a key that sees it, of one head; half of all for a square causal mask, as is usual."""
         c = self.case

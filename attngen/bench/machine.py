@@ -61,13 +61,20 @@ def clocks(on: torch.device) -> dict[str, str]:
     return dict(zip(_ASKED, (part.strip() for part in done.stdout.strip().split(",")), strict=True))
 
 
-def roof(on: torch.device, now: dict[str, str]) -> float | None:
+def highest_clock(now: dict[str, str]) -> float | None:
+    """In MHz; None where nvidia-smi does not say."""
+    most = now.get("sm_mhz_most", "")
+    return float(most) if most.replace(".", "").isdigit() else None
+
+
+def sms(on: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(on).multi_processor_count)
+
+
+def roof(on: torch.device, mhz: float | None) -> float | None:
     """TFLOP/s of all tensor cores at the highest clock, which no kernel holds; None for an unknown chip or clock."""
     flops = TENSOR_FLOPS.get(capability(on))
-    most = now.get("sm_mhz_most", "")
-    if flops is None or not most.replace(".", "").isdigit():
-        return None
-    return flops * torch.cuda.get_device_properties(on).multi_processor_count * float(most) * 1e6 / 1e12
+    return None if flops is None or mhz is None else flops * sms(on) * mhz * 1e6 / 1e12
 
 
 def matmul(on: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -21,7 +21,7 @@ class RecordError(AttngenError):
 @dataclass(frozen=True)
 class Line:
     """A contender on a case. `tflops`: by the operations of the case; `error`, `allowed`: of the sampled rows, None
-    where nothing was checked."""
+    where nothing was checked; `model`: TFLOP/s that the machine model gives at the highest clock."""
 
     case: Case
     name: str
@@ -33,6 +33,7 @@ class Line:
     error: float | None = None
     allowed: float | None = None
     poisoned: bool | None = None
+    model: float | None = None
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,13 @@ import torch
 from attngen.bench import machine
 from attngen.bench.cases import Case, Inputs, make
 from attngen.bench.check import Truth, Verdict
-from attngen.bench.contenders import Call, Contender
+from attngen.bench.contenders import Attngen, Call, Contender
+from attngen.bench.predict import predicted
 from attngen.bench.record import Absent, Line, Record
 from attngen.bench.timing import Launch, Mode, Settings, Time, measure
-from attngen.errors import AttngenError
 
 Measure = Callable[[dict[str, Launch], Mode, Settings], dict[str, Time]]
+Predict = Callable[[Contender, Inputs], float | None]
 Say = Callable[[str], None]
 
 
@@ -23,7 +24,7 @@ def begin(on: torch.device, contenders: Sequence[Contender], modes: Sequence[Mod
     """The record of a run before its first case."""
     record = Record(machine.environment(on), asdict(settings))
     record.clocks["before"] = machine.clocks(on)
-    record.roof = machine.roof(on, record.clocks["before"])
+    record.roof = machine.roof(on, machine.highest_clock(record.clocks["before"]))
     record.missing = {c.name: reason for c in contenders if (reason := c.missing()) is not None}
     a, b = machine.matmul(on)
     torch.matmul(a, b)
@@ -33,22 +34,36 @@ def begin(on: torch.device, contenders: Sequence[Contender], modes: Sequence[Mod
     return record
 
 
+def by_model(on: torch.device, now: dict[str, str]) -> Predict:
+    """What the machine model says of attngen's own kernels."""
+    mhz = machine.highest_clock(now)
+
+    def predict(contender: Contender, inputs: Inputs) -> float | None:
+        if not isinstance(contender, Attngen) or mhz is None:
+            return None
+        return predicted(inputs, contender.target, machine.capability(on), machine.sms(on), mhz)
+
+    return predict
+
+
 def run(
     record: Record, cases: Iterable[Case], contenders: Sequence[Contender], modes: Sequence[Mode], settings: Settings,
     on: torch.device, say: Say, keep: Callable[[Record], None], timed: Measure = measure,
+    predict: Predict = lambda contender, inputs: None,
 ) -> None:  # fmt: skip
     """Adds the lines of each case to `record`, and hands it to `keep` after each."""
     present = [c for c in contenders if c.name not in record.missing]
     for case in cases:
         inputs = make(case, on)
         calls, verdicts = _ready(record, inputs, present)
+        model = {c.name: predict(c, inputs) for c in present if c.name in calls}
         for mode in modes:
             times = timed({name: call.run for name, call in calls.items()}, mode, settings)
             for name, t in times.items():
                 v = verdicts[name]
                 tflops = inputs.operations / t.ms / 1e9
                 record.lines.append(
-                    Line(case, name, mode, t.ms, t.low, t.high, tflops, v.error, v.allowed, v.poisoned)
+                    Line(case, name, mode, t.ms, t.low, t.high, tflops, v.error, v.allowed, v.poisoned, model[name])
                 )
             say(f"{case} {mode.value}: " + "  ".join(f"{n} {t.ms:.3f} ms" for n, t in times.items()))
         keep(record)
@@ -63,10 +78,7 @@ def _ready(record: Record, inputs: Inputs, present: Sequence[Contender]) -> tupl
         try:
             call = c.call(inputs)
             verdict = truth.check(call)
-        except torch.cuda.OutOfMemoryError as error:
-            record.absent.append(Absent(inputs.case, c.name, _first_line(error)))
-        except (AttngenError, RuntimeError, NotImplementedError, AssertionError) as error:
-            # a peer may fail in any of its layers: torch, triton, a library
+        except Exception as error:  # a peer may fail in any of its layers, with errors of torch, triton or a library
             record.absent.append(Absent(inputs.case, c.name, _first_line(error)))
         else:
             if verdict.ok:

@@ -53,9 +53,8 @@ def speed(line: Line | None) -> str:
     return f"{line.tflops:.0f}" if line else "-"
 
 
-def share(line: Line | None, record: Record) -> str:
-    """Of the tensor roof."""
-    return f"{100 * line.tflops / record.roof:.0f} %" if line and record.roof else "-"
+def share(line: Line | None, most: float | None) -> str:
+    return f"{100 * line.tflops / most:.0f} %" if line and most else "-"
 
 
 def _summary(record: Record) -> str:
@@ -78,8 +77,10 @@ def full(record: Record, group: str, mode: Mode) -> Table:
     """Every case of a group: TFLOP/s of all, and how many times as fast attngen is."""
     cases = record.cases(group)
     peers = [n for n in names(record, cases, mode) if n != OWN]
-    head = ("case", OWN, "of the roof", *(x for n in peers for x in (n, "ratio")))
-    return Table(head, tuple(_row(record, c, mode, peers) for c in cases))
+    head = ("case", OWN, "of the roof", "of the model", *(x for n in peers for x in (n, "ratio")))
+    rows = [_row(record, c, mode, peers) for c in cases]
+    filled = [n for n in range(len(head)) if any(row[n] != "-" for row in rows)]
+    return Table(tuple(head[n] for n in filled), tuple(tuple(row[n] for n in filled) for row in rows))
 
 
 def names(record: Record, cases: list[Case], mode: Mode) -> list[str]:
@@ -91,7 +92,8 @@ def names(record: Record, cases: list[Case], mode: Mode) -> list[str]:
 def _row(record: Record, case: Case, mode: Mode, peers: list[str]) -> tuple[str, ...]:
     own = record.find(case, OWN, mode)
     others = [record.find(case, n, mode) for n in peers]
-    return (str(case), speed(own), share(own, record), *(x for o in others for x in (speed(o), ratio(own, o))))
+    shares = share(own, record.roof), share(own, own.model if own else None)
+    return (str(case), speed(own), *shares, *(x for o in others for x in (speed(o), ratio(own, o))))
 
 
 def first(record: Record) -> Table:

@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
 def measured(arguments: argparse.Namespace) -> Record:
     from attngen.bench import machine
     from attngen.bench.first import SAMPLES, first_call
-    from attngen.bench.run import begin
+    from attngen.bench.run import begin, by_model
     from attngen.bench.run import run as run_cases
     from attngen.bench.timing import Mode, Settings
 
@@ -90,7 +90,9 @@ def measured(arguments: argparse.Namespace) -> Record:
         print(text, file=sys.stderr, flush=True)
 
     record = begin(on, contenders, modes, settings)
-    run_cases(record, cases_of(groups, arguments.only), contenders, modes, settings, on, say, keep)
+    cases = cases_of(groups, arguments.only)
+    predict = by_model(on, record.clocks["before"])
+    run_cases(record, cases, contenders, modes, settings, on, say, keep, predict=predict)
     if "first-call" in groups:
         for pattern, head_dim in SAMPLES:
             record.first_calls.append(first_call(pattern, head_dim))

@@ -42,7 +42,7 @@ def svg(picture: Picture) -> Markup:
 
 def svg_file(picture: Picture) -> str:
     """A picture as a file of its own."""
-    return render("picture.svg.jinja", {**_spelled(picture), "style": style()}) + "\n"
+    return str(render("picture.svg.jinja", {**_spelled(picture), "style": style()})) + "\n"
 
 
 def number(x: float) -> str:
@@ -94,6 +94,7 @@ def _path(line: Line) -> str:
 class Table:
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    kind: str = "numbers"  # or words
 
 
 @dataclass(frozen=True)
@@ -121,10 +122,10 @@ class CodeLine:
 
 def html(title: str, lead: Sequence[str], facts: Sequence[tuple[str, str]], sections: Sequence[Section]) -> str:
     """A page of sections."""
-    return render("page.html.jinja", {
+    return str(render("page.html.jinja", {
         "title": title, "style": style(), "lead": lead, "facts": [{"name": n, "value": v} for n, v in facts],
         "sections": [_section(s) for s in sections],
-    }) + "\n"  # fmt: skip
+    })) + "\n"  # fmt: skip
 
 
 def _section(s: Section) -> dict[str, Any]:
@@ -132,7 +133,7 @@ def _section(s: Section) -> dict[str, Any]:
         "anchor": s.anchor, "title": s.title, "words": s.words,
         "legend": [{"kind": kind, "meaning": meaning} for kind, meaning in s.legend],
         "pictures": [{"title": p.title, "svg": svg(p)} for p in s.pictures],
-        "tables": [{"head": t.head, "rows": t.rows} for t in (s.table,) if t is not None],
+        "tables": [{"kind": t.kind, "head": t.head, "rows": t.rows} for t in (s.table,) if t is not None],
         "blocks": [{"lines": [_code(n) for n in s.code]}] if s.code else [],
     }  # fmt: skip
 
