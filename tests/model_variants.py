@@ -1,4 +1,4 @@
-"""Schedules of the measured ablations: one text with knobs, and the totals of a launch that the model's estimates give."""
+"""Schedules of the measured ablations: one text with knobs; and what a launch takes by the model's estimates."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
+from attngen.ir.ops import OPS
 from attngen.ir.schedule import Schedule
 from attngen.model import Estimate, Rates, estimate
 from attngen.target import SM90
@@ -72,12 +73,20 @@ FOLDS = {
               row l = l + s
 """,
 }
-RESCALE = {
-    "keep": "            guard pred={need} touches=(rO;a)\n              map over=rO\n                elem rO = rO * a\n",
-    "always": "            map over=rO\n              elem rO = rO * a\n",
-}
-RESCALE["lazy"] = RESCALE["keep"]
-MASK = "            map {only}over=rS\n              row e = min(i + shift + 1, seqlen_k)\n              elem rS = where(j < e, rS, -inf)\n"
+RESCALED_RARELY = """\
+            guard pred={need} touches=(rO;a)
+              map over=rO
+                elem rO = rO * a
+"""
+RESCALED = """\
+            map over=rO
+              elem rO = rO * a
+"""
+MASK = """\
+            map {only}over=rS
+              row e = min(i + shift + 1, seqlen_k)
+              elem rS = where(j < e, rS, -inf)
+"""
 WINDOWS = {
     True: """\
             mbar_wait bar=K.full[k]
@@ -113,7 +122,7 @@ WINDOWS = {
 TEXT = """\
 schedule attn_fwd target=sm90 head_dim_qk={D} head_dim_v={D}
   kernel attn_fwd threads={threads} min_ctas=1
-    work source={source} order=longest_first block_m={M}
+    work source=table order=longest_first block_m={M}
     tensor q elem=bf16 rank=4 access=in
     tensor k elem=bf16 rank=4 access=in
     tensor v elem=bf16 rank=4 access=in
@@ -122,13 +131,13 @@ schedule attn_fwd target=sm90 head_dim_qk={D} head_dim_v={D}
     scalar seqlen_q dtype=i32
     scalar seqlen_k dtype=i32
     scalar scale dtype=f32
-    smem sQ elem=bf16 layout=[{M},{D}]x2:b128 offset=0
-    smem sK elem=bf16 layout=[{N},{D}]x2:b128 slots={slots} offset=0
-    smem sV elem=bf16 layout=[{N},{D}]x2:b128 slots={slots} offset=0
-    smem sO elem=bf16 layout=[{M},{D}]x2:b128 offset=0
-    ring Q slots=1 full_arrivals=1 full_bytes={q_bytes} free_arrivals={warps} cursor=restart buffers=(sQ) offset=0
-    ring K slots={slots} full_arrivals=1 full_bytes={kv_bytes} free_arrivals={warps} cursor=restart buffers=(sK) offset=0
-    ring V slots={slots} full_arrivals=1 full_bytes={kv_bytes} free_arrivals={warps} cursor=restart buffers=(sV) offset=0
+    smem sQ elem=bf16 layout=[{M},{D}]x2:b128
+    smem sK elem=bf16 layout=[{N},{D}]x2:b128 slots={slots}
+    smem sV elem=bf16 layout=[{N},{D}]x2:b128 slots={slots}
+    smem sO elem=bf16 layout=[{M},{D}]x2:b128
+    ring Q slots=1 full_arrivals=1 full_bytes={q_bytes} free_arrivals={warps} cursor=restart buffers=(sQ)
+    ring K slots={slots} full_arrivals=1 full_bytes={kv_bytes} free_arrivals={warps} cursor=restart buffers=(sK)
+    ring V slots={slots} full_arrivals=1 full_bytes={kv_bytes} free_arrivals={warps} cursor=restart buffers=(sV)
     order tc members={groups} first=1 threads=256
     barrier o first=8 threads=128 count={groups}
     role load first_warp=0 warps=4 regs=24 single
@@ -239,7 +248,6 @@ class Knobs:
     turns: bool
     fold: str = "keep"
     mask_all: bool = False
-    persistent: bool = True
 
     def schedule(self) -> Schedule:
         P, V = ("rP[p]", "rP[v]") if self.overlap else ("rP", "rP")  # noqa: N806
@@ -248,11 +256,11 @@ class Knobs:
         step += FOLDS[self.fold].format(copies=copies, P=P)
         if self.overlap:
             step += "            retire group=g2\n            mbar_arrive bar=V.free[u]\n"
-        step += RESCALE[self.fold]
+        step += RESCALED if self.fold == "always" else RESCALED_RARELY
         m = 64 * self.groups
         text = TEXT.format(
             D=self.head_dim, M=m, N=self.block_n, slots=self.slots, groups=self.groups, warps=4 * self.groups,
-            threads=128 + 128 * self.groups, source="table" if self.persistent else "grid",
+            threads=128 + 128 * self.groups,
             q_bytes=2 * m * self.head_dim, kv_bytes=2 * self.block_n * self.head_dim, step=step, V=V,
             copies="copies=2" if self.overlap else "", first_copy="copies=(rP[0])" if self.overlap else "",
             unroll=math.lcm(self.slots, 2 if self.overlap else 1),
@@ -264,16 +272,11 @@ class Knobs:
         return Schedule.parse("\n".join(map(numbered, range(len(lines)), lines)) + "\n")
 
 
-OPS = {
-    "mbar_wait", "mbar_expect", "mbar_arrive", "tma_load", "enter", "leave", "open", "wgmma", "commit", "retire", "fill",
-    "map", "reduce", "vote", "guard", "st_rows", "bulk_retire", "sync", "st_frag", "proxy", "tma_store", "bulk_commit",
-}  # fmt: skip
-
-
 def numbered(number: int, line: str) -> str:
     """Ops get their ids from their lines."""
     text = line.lstrip()
-    return f"{line[: len(line) - len(text)]}O{number} {text}" if text.split(" ")[0] in OPS else line
+    is_op = text.split(" ")[0] in (*OPS, "guard")
+    return f"{line[: len(line) - len(text)]}O{number} {text}" if is_op else line
 
 
 @dataclass(frozen=True)

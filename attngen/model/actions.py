@@ -7,38 +7,41 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
+from enum import IntEnum, auto
 
 from attngen.errors import PassError
+from attngen.expr import variables
 from attngen.ir import ops as o
 from attngen.ir.ops import Op, Ref
-from attngen.ir.schedule import Guard, Kernel, Role
-from attngen.ir.walk import Edge, Event, Scenario, Share, tiles_of, walk_role
+from attngen.ir.schedule import Guard, Kernel, Role, Tiles, steps_of
+from attngen.ir.walk import Edge, Event, Scenario, Share, integer, tiles_of, walk_role
 from attngen.model.cost import Costs, Product, Work
 from attngen.model.rates import PARTITIONS, SLOW, Instr, Rates
 
+PART = integer("w")  # which part of a role
 
-class Does(Enum):
-    """What an action asks of the simulation."""
 
-    COMPUTE = "compute"
-    PRODUCT = "product"
-    RETIRE = "retire"
-    WAIT = "wait"  # for a phase of an mbarrier
-    ARRIVE = "arrive"
-    EXPECT = "expect"
-    LOAD = "load"
-    ENTER = "enter"
-    LEAVE = "leave"
-    SYNC = "sync"
-    COPY = "copy"  # cp.async: after its instructions, a COMPUTE
-    COPY_COMMIT = "copy_commit"
-    COPY_WAIT = "copy_wait"
-    STORE = "store"
-    STORE_WAIT = "store_wait"
-    PASS = "pass"  # a fixed time
-    STEP = "step"  # marks: the head of a step, the end of an item
-    END = "end"
+class Does(IntEnum):
+    """What an action asks of the simulation (an integer, as each event looks it up)."""
+
+    COMPUTE = auto()
+    PRODUCT = auto()
+    RETIRE = auto()
+    WAIT = auto()  # for a phase of an mbarrier
+    ARRIVE = auto()
+    EXPECT = auto()
+    LOAD = auto()
+    ENTER = auto()
+    LEAVE = auto()
+    SYNC = auto()
+    COPY = auto()  # cp.async: after its instructions, a COMPUTE
+    COPY_COMMIT = auto()
+    COPY_WAIT = auto()
+    STORE = auto()
+    STORE_WAIT = auto()
+    PASS = auto()  # a fixed time
+    STEP = auto()  # marks: the head of a step, the end of an item
+    END = auto()
 
 
 @dataclass(frozen=True)
@@ -59,13 +62,15 @@ class Burst:
 
 @dataclass(frozen=True)
 class Action:
-    """`amount`: arrivals, bytes that a barrier counts, threads, cycles. `moved`: bytes that a copy reads or writes."""
+    """`key`: the barrier or ring; `own`: each part has one for itself. `amount`: arrivals, bytes that a barrier counts,
+    threads, cycles. `moved`: bytes that a copy reads or writes."""
 
     does: Does
     op: str = ""
     key: tuple[object, ...] = ()
     amount: float = 0.0
     moved: float = 0.0
+    own: bool = False
     burst: Burst | None = None
     product: Product | None = None
     group: str = ""
@@ -93,6 +98,14 @@ class Stream:
         return bool(self.role.values)
 
 
+def loops(kernel: Kernel) -> tuple[Tiles, ...]:
+    """The loops over tiles of all roles."""
+    found = tuple(loop for role in kernel.roles for loop in tiles_of(role))
+    if not found:
+        raise PassError(f"model: kernel {kernel.name} has no loop over tiles")
+    return found
+
+
 def burst_of(work: Work, rates: Rates, tensor: float = 0.0) -> Burst:
     """A warp issues in order, its long-latency units work meanwhile: the longer of the two counts."""
 
@@ -107,8 +120,8 @@ def burst_of(work: Work, rates: Rates, tensor: float = 0.0) -> Burst:
     # one warp pays for more than the unit is taken: the unit slows by what a warp sees of it
     mufu = rates.instructions[Instr.MUFU]
     return Burst(
-        alone=alone + work.latency,
-        beside=beside + work.latency,
+        alone=max(alone + work.latency, 1.0),
+        beside=max(beside + work.latency, 1.0),
         ports=work.instructions * rates.port,
         slow=cycles(SLOW, "throughput"),
         slow_beside=cycles(SLOW, "throughput") * mufu.beside / mufu.stream,
@@ -122,22 +135,37 @@ def burst_of(work: Work, rates: Rates, tensor: float = 0.0) -> Burst:
 def streams(kernel: Kernel, rates: Rates, tiles: tuple[int, ...], first_class: bool) -> tuple[Stream, ...]:
     """The streams of all CTAs that share an SM. `tiles`: of each item; `first_class`: in the first range of the loops
     (masked), else in the last (full)."""
-    if not any(True for role in kernel.roles for _ in tiles_of(role)):
-        raise PassError(f"model: kernel {kernel.name} has no loop over tiles")
     scenario = Scenario(tiles, Share.FIRST if first_class else Share.LAST, rare=False)
     result: list[Stream] = []
     for role in kernel.roles:
         warps = 1 if role.single else role.warps // role.split
         teams = max(1, warps // PARTITIONS)  # several warps of a part on a sub-partition: streams of their own
         builder = Builder(kernel, role, rates, teams)
+        actions: tuple[Action, ...] = ()
         for part in range(role.split):
-            actions = tuple(builder.actions(walk_role(role, part, scenario)))
+            if not part or not alike(role):
+                actions = tuple(builder.actions(walk_role(role, part, scenario)))
             result += [
                 Stream(role, part, cta, 32 * warps // teams, min(1.0, warps / PARTITIONS), actions)
                 for cta in range(kernel.min_ctas)
                 for _ in range(teams)
             ]
     return tuple(result)
+
+
+def alike(role: Role) -> bool:
+    """Whether the parts of a role do the same, each at barriers of its own."""
+    ops = [op for step in steps_of(role) for op in (step.body if isinstance(step, Guard) else (step,))]
+    return not any(
+        "w" in variables(*((op.when,) if op.when is not None else ()), *(i for r in bars(op) for i in r.index))
+        for op in ops
+    )
+
+
+def bars(op: Op) -> tuple[Ref, ...]:
+    """The barriers of an op, those that each part has for itself (`o[w]`) apart."""
+    ref = getattr(op, "bar", None)
+    return (ref,) if isinstance(ref, Ref) and ref.index != (PART,) else ()
 
 
 class Builder:
@@ -175,7 +203,8 @@ class Builder:
         return found
 
     def bar(self, op: str, does: Does, ref: Ref, event: Event, amount: float = 0.0, moved: float = 0.0) -> Action:
-        return Action(does, op, (ref.name, *event.index(ref)), amount, moved)
+        own = ref.index == (PART,)
+        return Action(does, op, (ref.name, *(() if own else event.index(ref))), amount, moved, own)
 
     def make(self, op: Op, event: Event) -> tuple[tuple[Action, ...], bool]:
         """The actions of an op, and whether they are the same in each step."""

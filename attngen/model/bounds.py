@@ -11,12 +11,11 @@ from dataclasses import dataclass
 
 import networkx as nx
 
-from attngen.errors import PassError
 from attngen.ir import ops as o
 from attngen.ir.ops import Op
 from attngen.ir.schedule import Kernel, Role
-from attngen.ir.walk import Event, Scenario, Share, reads, tiles_of, walk_role, writes
-from attngen.model.actions import Action, Builder, Does
+from attngen.ir.walk import Event, Scenario, Share, reads, walk_role, writes
+from attngen.model.actions import Action, Builder, Does, loops
 from attngen.model.rates import Rates, rates
 from attngen.target import Target
 
@@ -61,12 +60,10 @@ def bound(kernel: Kernel, target: Target, *, table: Rates | None = None) -> Boun
 
 def dependences(kernel: Kernel, table: Rates) -> nx.MultiDiGraph[Node]:
     """Nodes carry their `actions`, edges `latency`, `distance` and `kind`."""
-    loops = [loop for role in kernel.roles for loop in tiles_of(role)]
-    if not loops:
-        raise PassError(f"model: kernel {kernel.name} has no loop over tiles")
-    unroll = max(loop.unroll for loop in loops)
+    found = loops(kernel)
+    unroll = max(loop.unroll for loop in found)
     slots = max((r.slots for r in kernel.rings), default=1)
-    tiles = 2 * (unroll + slots) + max(loop.start for loop in loops) + 2
+    tiles = 2 * (unroll + slots) + max(loop.start for loop in found) + 2
     return _Graph(kernel, table, tiles, unroll).build()
 
 

@@ -60,7 +60,6 @@ class Varies(IntFlag):
 
 _ELEM = Varies.ROW | Varies.COL
 _FREE = {ExprOp.CONST, ExprOp.VAR, ExprOp.NEG, ExprOp.NOT}
-_FMA = {ExprOp.FMA: 1.0}
 _MUFU = {ExprOp.EXP2, ExprOp.LOG2, ExprOp.RCP}
 _WITH_SCALE = {ExprOp.EXP, ExprOp.LOG}
 _COMPARES = {ExprOp.EQ, ExprOp.NE, ExprOp.LT, ExprOp.LE, ExprOp.GT, ExprOp.GE}
@@ -119,6 +118,15 @@ def node_latency(cost: Mapping[Instr, float], rates: Rates) -> float:
     return sum(rates.instructions[kind].latency * min(n, 4) for kind, n in cost.items())
 
 
+@dataclass(frozen=True)
+class _Made:
+    """A node: what it varies with, when it is there, and the variables below it."""
+
+    varies: Varies
+    ready: float
+    names: frozenset[str]
+
+
 @dataclass
 class _Statements:
     """Counts the statements of one op over a fragment of `rows` x `cols` a thread."""
@@ -132,7 +140,7 @@ class _Statements:
     counts: Counts = field(default_factory=dict)
     latency: float = 0.0
     chain: float = 0.0
-    done: dict[Expr, tuple[Varies, float]] = field(default_factory=dict)
+    done: dict[Expr, _Made] = field(default_factory=dict)
 
     def times(self, varies: Varies) -> int:
         if varies & Varies.ELEM or varies & _ELEM == _ELEM:
@@ -155,27 +163,29 @@ class _Statements:
             value.fragment, Varies.ELEM
         )
 
-    def expression(self, root: Expr) -> tuple[Varies, float]:
-        """What it varies with, and when it is there; nodes that an earlier statement made are not counted again."""
+    def expression(self, root: Expr) -> _Made:
+        """Nodes that an earlier statement made are not counted again."""
         for e in walk(root):
             if e in self.done:
                 continue
             if e.op is ExprOp.VAR:
-                self.done[e] = self.variable(e), self.ready.get(e.name, 0.0)
+                self.done[e] = _Made(self.variable(e), self.ready.get(e.name, 0.0), frozenset((e.name,)))
                 continue
             below = [self.done[a] for a in e.args]
             varies = Varies.NOTHING
-            for v, _ in below:
-                varies |= v
+            for made in below:
+                varies |= made.varies
             cost = node_cost(e)
             self.add(cost, self.times(varies))
             # what varies with nothing is made once an item
             took = node_latency(cost, self.rates) if varies else 0.0
-            self.done[e] = varies, max((t for _, t in below), default=0.0) + took
+            ready = max((made.ready for made in below), default=0.0) + took
+            self.done[e] = _Made(varies, ready, frozenset().union(*(made.names for made in below)))
         return self.done[root]
 
     def statement(self, s: Stmt) -> None:
-        varies, ready = self.expression(s.value)
+        made = self.expression(s.value)
+        varies, ready = made.varies, made.ready
         known = self.values.get(s.target)
         scope = {Scope.ROW: Varies.ROW, Scope.COL: Varies.COL, Scope.ELEM: Varies.ELEM, Scope.ITEM: Varies.NOTHING}[
             s.scope
@@ -193,9 +203,7 @@ class _Statements:
         self.varies[s.target] = varies if known is None and not s.accumulate else scope
         self.ready[s.target] = ready
         # what reads the target from here on reads another value
-        stale = {e for e in self.done if any(x.op is ExprOp.VAR and x.name == s.target for x in walk(e))}
-        for e in stale:
-            del self.done[e]
+        self.done = {e: made for e, made in self.done.items() if s.target not in made.names}
 
     def work(self) -> Work:
         return Work({k: n for k, n in self.counts.items() if n}, self.latency, self.chain)
@@ -333,6 +341,6 @@ class Costs:
         if rows is None:
             raise PassError(f"model: a vote of {self.role.name}, which has no row value")
         counter = _Statements(self.rates, self.values, rows.rows // 8, 0)
-        _, ready = counter.expression(pred)
+        made = counter.expression(pred)
         counter.add({Instr.ALU: 1.0}, 1)
-        return Work(counter.counts, ready)
+        return Work(counter.counts, made.ready)

@@ -6,13 +6,13 @@ import statistics
 from dataclasses import dataclass
 
 from attngen.ir.schedule import Kernel, WorkSource
-from attngen.ir.walk import tiles_of
-from attngen.model.actions import Does, Stream, streams
+from attngen.model.actions import Does, Stream, loops, streams
 from attngen.model.rates import Rates, rates
-from attngen.model.simulate import UNITS, Run, Simulation, Span
+from attngen.model.simulate import Run, Simulation, Span
+from attngen.model.units import UNITS
 from attngen.target import Target
 
-TILES, SETTLE, AFTER = 16, 4, 4  # tiles of the watched item; of them before the steady state; of the next item
+TILES, SETTLE, AFTER = 12, 4, 4  # tiles of the watched item; of them before the steady state; of the next item
 BUSY = 0.9  # a unit that is used more than this binds; below it, the order inside the streams does
 
 
@@ -46,8 +46,8 @@ def estimate(kernel: Kernel, target: Target, *, table: Rates | None = None, mask
     """Simulates `kernel` on `target`, in the tiles of its last class (full), or with `masked` of its first. `table`:
     other rates than the shipped ones."""
     table = table or rates(target)
-    start = max(loop.start for role in kernel.roles for loop in tiles_of(role))
-    unroll = max(loop.unroll for role in kernel.roles for loop in tiles_of(role))
+    start = max(loop.start for loop in loops(kernel))
+    unroll = max(loop.unroll for loop in loops(kernel))
     found = streams(kernel, table, (TILES, AFTER), masked)
     last = TILES - start  # steps of the watched item, on a stream that peels the first tile
     run = Simulation(kernel, found, table, _offset(kernel, found), range(last - 2, last)).run()
@@ -55,8 +55,10 @@ def estimate(kernel: Kernel, target: Target, *, table: Rates | None = None, mask
     at = last - window - 1, last - 1
     mathematical = [k for k, s in enumerate(found) if s.mathematical]
     step = statistics.fmean((run.steps[k][at[1]] - run.steps[k][at[0]]) / window for k in mathematical)
-    busy = {u: (run.busy[u][at[1]] - run.busy[u][at[0]]) / (step * window) for u in UNITS}
-    stream = 1 - (run.blocked[at[1]] - run.blocked[at[0]]) / (step * window)
+    watched = run.steps[mathematical[0]]
+    time = watched[at[1]] - watched[at[0]]
+    busy = {u: (run.busy[u][at[1]] - run.busy[u][at[0]]) / time for u in UNITS}
+    stream = 1 - (run.blocked[at[1]] - run.blocked[at[0]]) / time
     binding = max(busy, key=lambda u: busy[u])
     return Estimate(
         kernel=kernel.name,

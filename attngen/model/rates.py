@@ -1,8 +1,8 @@
 """What the units of a chip can do, in SM cycles: a table a target, read from JSON (`h200.json`, `a100.json`).
 
 The numbers of an H200 are written by `benchmarks/calibrate.py`; those of an A100 are published rates. Each number
-stands in the JSON beside where it comes from. Costs of instructions are cycles of one warp instruction on one of the four
-sub-partitions of an SM: a warpgroup has one warp on each."""
+stands in the JSON beside where it comes from. Costs of instructions are cycles of one warp instruction on one of the
+four sub-partitions of an SM: a warpgroup has one warp on each."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Event simulation of one SM: in-order streams, tensor cores that serve one product after the other, units that streams
-share, barriers, rings, and the copy engine.
+share (`attngen.model.units`), barriers, rings, and the copy engine.
 
-Between two events all speeds are constant. A stream that computes goes as fast as its own instructions allow, unless a
-unit is asked for more than it has: then all who use it slow down alike. Operand ports are shared with the products by
-weight. Barriers carry the time at which they complete, so a wait that is over costs no event."""
+Between two events all speeds are constant. Barriers carry the time at which they complete, so a wait that is over costs
+no event."""
 
 from __future__ import annotations
 
@@ -14,10 +13,10 @@ from dataclasses import dataclass, field
 
 from attngen.errors import PassError
 from attngen.ir.schedule import Kernel
-from attngen.model.actions import Action, Burst, Does, Stream
+from attngen.model.actions import Action, Does, Stream
 from attngen.model.rates import Rates
+from attngen.model.units import UNITS, Running, Units
 
-UNITS = ("tensor", "mufu", "alu", "fma", "shared", "ports", "copy")
 _NEVER = math.inf
 
 
@@ -74,10 +73,6 @@ class _State:
     index: int
     clock: float
     at: int = 0
-    burst: Burst | None = None
-    left: float = 0.0
-    speed: float = 0.0
-    began: float = 0.0
     issuing: _Product | None = None
     retiring: str = ""
     blocked: float = 0.0
@@ -102,7 +97,7 @@ class Simulation:
         """`offset`: by how much each further CTA starts later. `watch`: the steps whose spans are kept."""
         self.kernel, self.rates, self.watch = kernel, rates, watch
         self.states = [_State(s, k, s.cta * offset) for k, s in enumerate(streams)]
-        self.product_ports, self.product_weight = rates.product_ports, rates.product_weight
+        self.units = Units(rates)
         self.now = 0.0
         self.barriers: dict[tuple[object, ...], _Barrier] = {}
         self.turns: dict[tuple[object, ...], tuple[int, float]] = {}  # whose turn, and since when
@@ -112,9 +107,9 @@ class Simulation:
         self.engine = 0.0  # until when the copy engine is busy
         self.allowed = -rates.copy_credit / rates.copy_bandwidth  # until when L2 has been used up
         self.timers: list[_State] = []
-        self.bursts: list[_State] = []
+        self.running: list[Running] = []
+        self.whose: dict[int, _State] = {}  # who computes, by the identity of what runs
         self.spans: list[Span] = []
-        self.busy = dict.fromkeys(UNITS, 0.0)
         self.marks: dict[str, list[float]] = {u: [] for u in UNITS}
         self.watched = next(k for k, s in enumerate(self.states) if s.stream.mathematical)
         self.does: dict[Does, Callable[[_State, Action], bool]] = {
@@ -129,7 +124,7 @@ class Simulation:
         starts = [s.clock for s in self.states]
         for state in self.states:
             self.go(state)
-        while self.timers or self.bursts or self.products:
+        while self.timers or self.running or self.products:
             self.advance()
         stuck = [s.stream.lane for s in self.states if not s.finished]
         if stuck:
@@ -147,111 +142,34 @@ class Simulation:
 
     def advance(self) -> None:
         """To the next event, at the speeds that hold until then."""
-        products, bursts = self.products, self.bursts
-        tensor = self.speeds()
+        products, running = self.products, self.running
+        speed = self.units.share(running, bool(products))
         step = min((s.clock for s in self.timers), default=_NEVER) - self.now
-        for s in bursts:
-            step = min(step, s.left / s.speed)
+        for r in running:
+            step = min(step, r.left / r.speed)
         if products:
             head = products[0]
             threshold = self.threshold(head)
             left = head.left - threshold if head.state.issuing is head and head.left > threshold else head.left
-            step = min(step, left / tensor)
+            step = min(step, left / speed)
         step = max(step, 0.0)
-        self.account(step, tensor)
+        self.units.account(running, step, bool(products), speed)
         self.now += step
-        now = self.now
-        for s in bursts:
-            s.left -= step * s.speed
+        for r in running:
+            r.left -= step * r.speed
         if products:
-            self.progress(step * tensor)
-        done = [s for s in bursts if s.left <= 1e-9]
+            self.progress(step * speed)
+        done = [r for r in running if r.left <= 1e-9]
         if done:
-            self.bursts = [s for s in bursts if s.left > 1e-9]
-        due = [s for s in self.timers if s.clock <= now + 1e-9]
+            self.running = [r for r in running if r.left > 1e-9]
+        due = [s for s in self.timers if s.clock <= self.now + 1e-9]
         if due:
-            self.timers = [s for s in self.timers if s.clock > now + 1e-9]
-        for s in done:
-            self.finish(s)
+            self.timers = [s for s in self.timers if s.clock > self.now + 1e-9]
+        for r in done:
+            self.finish(self.whose.pop(id(r)), r)
         for s in due:
-            s.clock = now
+            s.clock = self.now
             self.go(s)
-
-    def speeds(self) -> float:
-        """Sets the speed of each burst; returns that of the products."""
-        beside = bool(self.products)
-        slow = alu = fma = shared = tensor = 0.0
-        for s in self.bursts:
-            b, fill = s.burst, s.stream.fill
-            assert b is not None
-            s.speed = 1 / max(b.beside if beside else b.alone, 1e-3)
-            use = s.speed * fill
-            slow += use * (b.slow_beside if beside else b.slow)
-            alu += use * b.alu
-            fma += use * b.fma
-            shared += use * b.shared
-            tensor += use * b.tensor
-        ports = 0.0
-        for s in self.bursts:
-            b = s.burst
-            assert b is not None
-            over = 1.0
-            if slow > 1 and b.slow:
-                over = slow
-            if alu > over and b.alu:
-                over = alu
-            if fma > over and b.fma:
-                over = fma
-            if shared > over and b.shared:
-                over = shared
-            if tensor > over and b.tensor:
-                over = tensor
-            s.speed /= over
-            ports += s.speed * s.stream.fill * b.ports
-        wanted = self.product_ports if beside else 0.0
-        if ports + wanted <= 1:
-            return 1.0
-        return self.divide(wanted)
-
-    def divide(self, wanted: float) -> float:
-        """The operand ports by weight: who wants less than its share gets what it wants, the rest is divided again."""
-        capacity, weight = 1.0, self.product_weight if wanted else 0.0
-        open_ = list(self.bursts)
-        tensor = 1.0
-        hungry = bool(wanted)
-        while True:
-            unit = capacity / (sum(s.stream.fill for s in open_) + weight)
-            content = [s for s in open_ if s.speed * (s.burst.ports if s.burst else 0.0) <= unit]
-            if hungry and wanted <= unit * weight:
-                capacity, weight, hungry = capacity - wanted, 0.0, False
-            elif not content:
-                break
-            for s in content:
-                assert s.burst is not None
-                capacity -= s.speed * s.burst.ports * s.stream.fill
-                open_.remove(s)
-            if not open_ and not hungry:
-                return tensor
-        for s in open_:
-            assert s.burst is not None
-            s.speed = unit / s.burst.ports
-        return unit * weight / wanted if hungry else tensor
-
-    def account(self, step: float, tensor: float) -> None:
-        busy, beside = self.busy, bool(self.products)
-        if beside:
-            busy["tensor"] += step * tensor
-            busy["ports"] += step * tensor * self.product_ports
-        for s in self.bursts:
-            b = s.burst
-            assert b is not None
-            use = s.speed * s.stream.fill * step
-            busy["mufu"] += use * (b.slow_beside if beside else b.slow)
-            busy["alu"] += use * b.alu
-            busy["fma"] += use * b.fma
-            busy["shared"] += use * b.shared
-            busy["tensor"] += use * b.tensor
-            busy["ports"] += use * b.ports
 
     # ---- products ------------------------------------------------------------------------------------------------
 
@@ -304,10 +222,9 @@ class Simulation:
             if not self.does[action.does](state, action):
                 return
 
-    def finish(self, state: _State) -> None:
-        action = state.stream.actions[state.at - 1]
-        self.span(state, "compute", action.op, state.began, self.now)
-        state.burst, state.clock = None, self.now
+    def finish(self, state: _State, running: Running) -> None:
+        self.span(state, "compute", state.stream.actions[state.at - 1].op, running.began, self.now)
+        state.clock = self.now
         self.go(state)
 
     def block(self, state: _State) -> None:
@@ -334,8 +251,10 @@ class Simulation:
     # ---- actions -------------------------------------------------------------------------------------------------
 
     def compute(self, state: _State, action: Action) -> bool:
-        state.burst, state.left, state.began = action.burst, 1.0, self.now
-        self.bursts.append(state)
+        assert action.burst is not None
+        running = Running(action.burst, state.stream.fill, self.now)
+        self.running.append(running)
+        self.whose[id(running)] = state
         return False
 
     def product(self, state: _State, action: Action) -> bool:
@@ -369,7 +288,7 @@ class Simulation:
         state.marks.append(state.blocked)
         if state.index == self.watched:
             for unit, mark in self.marks.items():
-                mark.append(self.busy[unit])
+                mark.append(self.units.busy[unit])
         return True
 
     def end(self, state: _State, action: Action) -> bool:
@@ -378,8 +297,8 @@ class Simulation:
 
     # ---- mbarriers and copies ------------------------------------------------------------------------------------
 
-    def barrier(self, state: _State, key: tuple[object, ...]) -> _Barrier:
-        key = (state.stream.cta, *key)
+    def barrier(self, state: _State, action: Action) -> _Barrier:
+        key = (state.stream.cta, *action.key, state.stream.part if action.own else -1)
         found = self.barriers.get(key)
         if found is None:
             name, _, side = str(key[1]).partition(".")
@@ -392,7 +311,7 @@ class Simulation:
         return found
 
     def wait(self, state: _State, action: Action) -> bool:
-        bar = self.barrier(state, action.key)
+        bar = self.barrier(state, action)
         phase = state.waits.get(action.key, 0)
         state.waits[action.key] = phase + 1
         if phase < len(bar.done):
@@ -420,12 +339,12 @@ class Simulation:
 
     def arrive(self, state: _State, action: Action) -> bool:
         state.clock += self.rates.issue
-        self.arrived(self.barrier(state, action.key), action.amount, 0, state.clock + self.rates.arrive)
+        self.arrived(self.barrier(state, action), action.amount, 0, state.clock + self.rates.arrive)
         return True
 
     def expect(self, state: _State, action: Action) -> bool:
         state.clock += self.rates.issue
-        self.arrived(self.barrier(state, action.key), 1, action.amount, state.clock)
+        self.arrived(self.barrier(state, action), 1, action.amount, state.clock)
         return True
 
     def transfer(self, at: float, size: float) -> tuple[float, float]:
@@ -435,14 +354,14 @@ class Simulation:
         start = max(at, self.engine)
         self.engine = start + size / rates.copy_bytes
         self.allowed = max(self.allowed, at - rates.copy_credit / rates.copy_bandwidth) + size / rates.copy_bandwidth
-        self.busy["copy"] += size / rates.copy_bandwidth
+        self.units.busy["copy"] += size / rates.copy_bandwidth
         return start, max(self.engine, self.allowed) + rates.copy_latency
 
     def load(self, state: _State, action: Action) -> bool:
         state.clock += self.rates.issue
         start, end = self.transfer(state.clock, action.moved)
         self.span(state, "copy", action.op, start, end)
-        self.arrived(self.barrier(state, action.key), 0, -action.amount, end)
+        self.arrived(self.barrier(state, action), 0, -action.amount, end)
         return True
 
     def copy(self, state: _State, action: Action) -> bool:
@@ -496,7 +415,7 @@ class Simulation:
         return True
 
     def sync(self, state: _State, action: Action) -> bool:
-        key = (state.stream.cta, *action.key)
+        key = (state.stream.cta, *action.key, state.stream.part if action.own else -1)
         count, latest, waiting = self.syncs.get(key, (0.0, 0.0, []))
         count, latest = count + state.stream.threads, max(latest, state.clock)
         if count < action.amount:
