@@ -68,11 +68,12 @@ def attention(
 def _call(spec: Attention, key: str, q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor]) -> tuple[Tensor, Tensor]:
     if torch.compiler.is_dynamo_compiling():  # else the operator says it, with the name of the captured tensor
         ops.reject_gradients([q, k, v, *captures], ["q", "k", "v", *["a captured tensor"] * len(captures)])
-    if q.dim() != 4 or q.size(3) == 0:
+    head_dim = q.size(3) if q.dim() == 4 else 0
+    if head_dim == 0:
         raise SignatureError(
             f"q has the shape {list(q.shape)}. Allowed: 4 dimensions [batch, heads, seq, head_dim], head_dim > 0"
         )
-    return ops.call(q, k, v, captures, key, spec.scale_for(q.size(3)))
+    return ops.call(q, k, v, captures, key, spec.scale_for(head_dim))
 
 
 def _not_a_tensor(*given: object) -> SignatureError:
