@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attngen import ops
-from attngen.config import Config
+from attngen.config import AnyConfig
 from attngen.described import described
 from attngen.errors import SignatureError, SpecError
 from attngen.ir.graph import Graph
@@ -105,7 +105,7 @@ class BoundKernel:
     Printable levels: `graph`, `program`, `schedule`, `source`; `resources`: registers, spills and shared memory.
     Called with q, k, v that fit `signature`, it gives (out, lse), or out alone where no sum is taken."""
 
-    def __init__(self, kernel: Kernel, spec: Attention, config: Config | None) -> None:
+    def __init__(self, kernel: Kernel, spec: Attention, config: AnyConfig | None) -> None:
         self.kernel, self.spec = kernel, spec
         self._key = ops.register(spec.variant, spec.shape_rules, kernel.target, config)
         self._captures = list(spec.tensors.values())
@@ -131,7 +131,7 @@ class BoundKernel:
         return self.kernel.signature
 
     @property
-    def config(self) -> Config:
+    def config(self) -> AnyConfig:
         return self.kernel.config
 
     @property
@@ -190,7 +190,7 @@ def compile(
     dtype: torch.dtype = torch.bfloat16,
     target: str = TARGETS[0],
     alignment: int = 16,
-    config: Config | None = None,
+    config: AnyConfig | None = None,
 ) -> BoundKernel:
     """The kernel of a description. Needs no GPU; it is compiled to machine code when first asked for.
 

@@ -4,8 +4,26 @@ says it."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from attngen.errors import SignatureError
+
+
+class FoldPolicy(Enum):
+    """How the reference of a streamed maximum moves. Any reference gives the exact result, as the fold's merge shows;
+    the policies differ in what a tile costs.
+
+    RUNNING      the maximum so far: each tile is reduced, and all that was summed is corrected
+    CONDITIONAL  moved only where a tile's maximum is more than 2^8 above it: no corrections otherwise
+    REFERENCE    that of the first tile: no maximum either; the sums, needed anyway, show when it is too small, and the
+                 tile is then done again with its maximum
+    ANTICIPATED  as REFERENCE, but after a tile that moved the reference far the next one takes its maximum first, which
+                 costs less than doing it twice; a branch more a tile"""
+
+    RUNNING = "running"
+    CONDITIONAL = "conditional"
+    REFERENCE = "reference"
+    ANTICIPATED = "anticipated"
 
 
 @dataclass(frozen=True)
@@ -41,3 +59,52 @@ class Config:
 
     def __str__(self) -> str:
         return f"m{self.block_m}n{self.block_n}w{self.warps} s{self.stages} ctas{self.min_ctas}"
+
+
+@dataclass(frozen=True)
+class HopperConfig:
+    """The same for targets with warpgroup products: `warpgroups` of 64 query rows each and a load role.
+
+    slots: tiles of keys, and of values, in shared memory. stages: for each contraction of a tile, in program order, how
+    many steps after the tile's first it is issued. issue: their order in a step. turns: warpgroups take turns on the
+    tensor cores."""
+
+    warpgroups: int
+    block_n: int
+    slots: int = 2
+    policy: FoldPolicy = FoldPolicy.REFERENCE
+    stages: tuple[int, ...] = (0, 1)
+    issue: tuple[int, ...] = (0, 1)
+    turns: bool = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.warpgroups <= 4:
+            raise SignatureError(f"warpgroups={self.warpgroups}: allowed are 1 to 4")
+        if self.block_n % 16 or not 16 <= self.block_n <= 256:
+            raise SignatureError(f"block_n={self.block_n}: allowed are multiples of 16 from 16 to 256")
+        if not 1 <= self.slots <= 8:
+            raise SignatureError(f"slots={self.slots}: allowed are 1 to 8")
+        if len(self.stages) != len(self.issue) or set(self.issue) != set(range(len(self.issue))):
+            raise SignatureError(f"issue={self.issue}: not an order of the {len(self.stages)} contractions")
+        if not set(self.stages) <= {0, 1}:
+            raise SignatureError(f"stages={self.stages}: allowed are 0 and 1")
+
+    @property
+    def block_m(self) -> int:
+        return 64 * self.warpgroups
+
+    @property
+    def warps(self) -> int:
+        return 4 * self.warpgroups
+
+    @property
+    def warp_rows(self) -> int:
+        return 16
+
+    def __str__(self) -> str:
+        order = "".join(f"{c}{'+' * self.stages[c]}" for c in self.issue)
+        tiles = f"m{self.block_m}n{self.block_n}g{self.warpgroups} s{self.slots}"
+        return f"{tiles} {self.policy.value} order {order}{' turns' if self.turns else ''}"
+
+
+AnyConfig = Config | HopperConfig

@@ -7,11 +7,11 @@ from functools import partial
 
 import torch
 
-from attngen import emulator, shipped
+from attngen import emulator
 from attngen.arguments import Launch, bind, tables, workspaces
 from attngen.errors import MissingToolError
-from attngen.ir.schedule import WorkSource
 from attngen.kernel import Generated, Kernel, settled
+from attngen.params import TABLES
 from attngen.runtime.load import LoadedKernel, device_facts, load, runs_on
 from attngen.signature import Shapes, Signature
 from attngen.spec import Variant
@@ -89,10 +89,11 @@ def launch_module(
         module = settled(module, device_arch(module, device.index))
     sizes = {k: v for k, v in scalars.items() if isinstance(v, int)}
     sizes["ctas"] = EMULATED_CTAS if device.type == "cpu" else device_facts(device.index).sm_count
-    more, rounds = tables(module.schedule, sizes, head_bytes(tensors), device)
+    more, numbers = tables(module.schedule, sizes, head_bytes(tensors), device)
+    sizes |= numbers
     held = {**tensors, **workspaces(module.schedule, sizes, device), **more}
     encode = encode_emulator if device.type == "cpu" else partial(encode_driver, device_index=device.index)
-    launches = bind(module.schedule, held, {**scalars, **sizes, **rounds}, encode)
+    launches = bind(module.schedule, held, {**scalars, **sizes}, encode)
     if device.type == "cpu":
         for item in launches:
             emulate(module, item, held, mode, seed)
@@ -114,7 +115,7 @@ def head_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
 def target_for(variant: Variant, signature: Signature, device: torch.device) -> Target:
     """The target that serves a call best: the device's own where there is a schedule for the call, else sm80."""
     hopper = device.type == "cuda" and runs_on(SM90.archs[0], device_facts(device.index).capability)
-    return SM90 if hopper and shipped.file_for(variant, signature, SM90) is not None else SM80
+    return SM90 if hopper and signature.alignment == 16 else SM80
 
 
 def device_arch(module: Generated, device_index: int) -> str:
@@ -159,6 +160,6 @@ def emulate(
     built = emulator.build(module.source.body, entries)
     used = {t.name: t for t in item.kernel.tensors}
     writable = {n for n, t in used.items() if t.access.value in ("out", "work")}
-    table = {"work": tensors["work"]} if item.kernel.work.source is WorkSource.TABLE else {}
+    table = {"work": tensors["work"]} if item.kernel.work.source in TABLES else {}
     memory = regions({n: tensors[n] for n in used} | table, writable)
     return built.run(item.kernel.name, item.grid, item.params, memory, mode, seed, module.source.line_ops)

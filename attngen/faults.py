@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-from attngen.config import Config
+from attngen.config import AnyConfig
 from attngen.emulator import Mode
 from attngen.errors import AttngenError, CompileError, EmulatorError, VerifyError
 from attngen.ir.mutate import Mutant, mutants
@@ -24,12 +24,12 @@ WORKERS = 2  # the time goes to a C++ compiler, which runs beside the interprete
 TAIL = 22  # keys and queries beyond whole tiles
 
 
-def _square(config: Config) -> tuple[int, int]:
+def _square(config: AnyConfig) -> tuple[int, int]:
     length = max(config.block_m, 3 * config.block_n) + TAIL
     return length, length
 
 
-def _more_queries(config: Config) -> tuple[int, int]:
+def _more_queries(config: AnyConfig) -> tuple[int, int]:
     """Under a causal mask the first row tile sees no key: it visits no tile, and every row of it is empty."""
     keys = config.block_n + TAIL
     return keys + config.block_m + TAIL, keys

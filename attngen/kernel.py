@@ -6,15 +6,14 @@ import logging
 from functools import cached_property
 from pathlib import Path
 
-from attngen import __version__, shipped
-from attngen.config import Config
+from attngen import __version__
+from attngen.config import AnyConfig
 from attngen.errors import CompileError, SpecError
 from attngen.ir.graph import Graph
 from attngen.ir.program import Program
 from attngen.ir.schedule import Schedule, VerifiedSchedule
 from attngen.lower import Source, lower
-from attngen.passes.choose import candidates
-from attngen.pipelines import Levels, derive
+from attngen.pipelines import Levels, derive, ranked
 from attngen.runtime.cache import compile_cached
 from attngen.runtime.compile import Artifact, Resources, flags_for
 from attngen.runtime.gate import check
@@ -100,7 +99,7 @@ class Kernel(Generated):
         return self.levels.program
 
     @property
-    def config(self) -> Config:
+    def config(self) -> AnyConfig:
         return self.levels.config
 
     def dump(self, folder: Path) -> tuple[Path, ...]:
@@ -118,12 +117,12 @@ class Kernel(Generated):
         return f"Kernel({self.variant.description}, {self.signature}, {self.target.name}, {self.config})"
 
 
-_kernels: dict[tuple[str, Signature, str, Config | None], Kernel] = {}
+_kernels: dict[tuple[str, Signature, str, AnyConfig | None], Kernel] = {}
 _settled: dict[tuple[Kernel, str], Kernel] = {}
 _log = logging.getLogger("attngen")
 
 
-def kernel_for(variant: Variant, signature: Signature, target: Target, config: Config | None = None) -> Kernel:
+def kernel_for(variant: Variant, signature: Signature, target: Target, config: AnyConfig | None = None) -> Kernel:
     """The kernel of a variant, made once a process. `config` None: the first of the rules' candidates."""
     key = (variant.variant_key(), signature, target.name, config)
     if key not in _kernels:
@@ -137,20 +136,13 @@ def kernel_for(variant: Variant, signature: Signature, target: Target, config: C
     return _kernels[key]
 
 
-def levels_for(variant: Variant, signature: Signature, target: Target, config: Config | None) -> Levels:
-    """Derived by the passes, or, for a target whose schedules are texts, from the text that fits."""
-    if not target.has(Feature.WGMMA):
-        return derive(variant, signature, target, config)
-    path = shipped.file_for(variant, signature, target)
-    if path is None or config is not None:
+def levels_for(variant: Variant, signature: Signature, target: Target, config: AnyConfig | None) -> Levels:
+    if target.has(Feature.WGMMA) and signature.alignment != 16:
         raise SpecError(
-            f"target={target.name!r} has no schedule for {variant.description}"
-            f"{'' if variant.scale_positive else ', a scale that is not plainly positive'}, {signature.dtype.value}, "
-            f"head_dim_qk={signature.head_dim_qk}, head_dim_v={signature.head_dim_v}, rows aligned to "
-            f"{signature.alignment} bytes{', a given config' if config else ''}. Allowed: {shipped.ALLOWED}. Leave "
-            f"target out, or use 'sm80', which also runs on Hopper"
+            f"target={target.name!r} copies rows whose start is a multiple of 16 bytes; these are aligned to "
+            f"{signature.alignment}. Leave target out, or use 'sm80', which also runs on Hopper"
         )
-    return shipped.levels(variant, signature, path)
+    return derive(variant, signature, target, config)
 
 
 def settled(kernel: Kernel, arch: str) -> Kernel:
@@ -175,8 +167,8 @@ def settled(kernel: Kernel, arch: str) -> Kernel:
     return _settled[key]
 
 
-def next_config(kernel: Kernel) -> Config | None:
+def next_config(kernel: Kernel) -> AnyConfig | None:
     """The candidate that follows a kernel's configuration in rank; None after the last, or for one that has no rank."""
-    ranked = candidates(kernel.variant, kernel.signature, kernel.target)
-    at = ranked.index(kernel.config) if kernel.config in ranked else len(ranked)
-    return ranked[at + 1] if at + 1 < len(ranked) else None
+    every = ranked(kernel.variant, kernel.signature, kernel.target)
+    at = every.index(kernel.config) if kernel.config in every else len(every)
+    return every[at + 1] if at + 1 < len(every) else None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from attngen.config import Config
+from attngen.config import AnyConfig
 from attngen.dispatch import addresses
 from attngen.errors import EmulationWarning, GradientError, SignatureError
 from attngen.evaluate import evaluate
@@ -39,7 +39,7 @@ class Entry:
     variant: Variant
     rules: tuple[ShapeRule, ...]
     target: Target | None  # None: what serves the device and the call best
-    config: Config | None
+    config: AnyConfig | None
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -91,7 +91,7 @@ _plans: dict[tuple[object, ...], Plan] = {}
 
 
 def register(
-    variant: Variant, rules: tuple[ShapeRule, ...], target: Target | None, config: Config | None = None
+    variant: Variant, rules: tuple[ShapeRule, ...], target: Target | None, config: AnyConfig | None = None
 ) -> str:
     """The key of a description. Equal descriptions have the same key, in every process."""
     more = hashlib.sha256(repr((rules, config)).encode()).hexdigest()[:8]

@@ -12,6 +12,7 @@ import json
 import statistics
 import struct
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,8 @@ TABLE = ROOT / "attngen" / "model" / "h200.json"
 SMEM = 208 * 1024  # one CTA an SM
 BARRIERS = 200 * 1024  # of shared memory: where kernels keep their mbarriers
 SLOTS = 8  # numbers that a CTA writes
-WIDTHS = {64: 4, 96: 4, 128: 3, 192: 2, 256: 2}  # of a product: warpgroups that its accumulators leave room for
+# Widths of products, and for how many warpgroups their accumulators leave room.
+WIDTHS = {48: 4, 64: 4, 80: 4, 96: 4, 128: 3, 192: 2, 256: 2}
 STEPS = 32  # products between two waits
 TURNS = 8  # times that the registers of an instruction test are gone through in an iteration
 REGISTERS = 16
@@ -264,15 +266,14 @@ def order_tests() -> list[Test]:
     ]
 
 
-def source() -> tuple[str, tuple[str, ...]]:
-    tests = [*product_tests(), *instruction_tests(), *order_tests()]
-    body = "\n".join(t.text for t in tests)
-    return select_prelude("sm90", body + " TensorMap") + HEAD + body, tuple(t.name for t in tests)
+def source(tests: Sequence[Test]) -> str:
+    body = HEAD + "\n".join(t.text for t in tests)
+    return select_prelude("sm90", body + " TensorMap") + body
 
 
-def build() -> Artifact:
-    text, symbols = source()
-    artifact = compile_cuda(text, arch="sm_90a", symbols=symbols)
+def build(tests: Sequence[Test]) -> Artifact:
+    symbols = tuple(t.name for t in tests)
+    artifact = compile_cuda(source(tests), arch="sm_90a", symbols=symbols)
     said = [word for word in LOG_WORDS if word in artifact.log]
     if said:
         raise AttngenError(f"calibrate: the assembler says {', '.join(said)}; its products are not what is measured")
@@ -280,6 +281,10 @@ def build() -> Artifact:
     if spilled:
         raise AttngenError(f"calibrate: {', '.join(spilled)} spill registers")
     return artifact
+
+
+def all_tests() -> list[Test]:
+    return [*product_tests(), *instruction_tests(), *order_tests()]
 
 
 # ---- running ---------------------------------------------------------------------------------------------------------
@@ -406,7 +411,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=TABLE)
     parser.add_argument("--compile", action="store_true", help="only compile the kernels (needs no GPU)")
     arguments = parser.parse_args()
-    artifact = build()
+    artifact = build(all_tests())
     print(f"compiled in {artifact.seconds:.1f} s with {artifact.compiler}", file=sys.stderr)
     if arguments.compile:
         return

@@ -1,7 +1,8 @@
 """The model against measurements: hand-written kernels on an H200, one decision changed at a time.
 
-The model was made from microbenchmarks alone; nothing in it was fitted to these figures. Ranks are compared, as the
-model decides by them. A second set of tests changes the machine and expects the ranking to follow."""
+Numbers of the model are from microbenchmarks, none was fitted to these figures (docs/model.md says which rules were
+found with them in view). Ranks are compared, as the model decides by them. A second set of tests changes the machine
+and expects the ranking to follow."""
 
 from __future__ import annotations
 

@@ -92,6 +92,24 @@ def test_text_compiles_past_the_build_gate(path: Path) -> None:
         assert generated(path).artifact("sm_90a").resources["attn_fwd"].registers <= 168
 
 
+def test_rounds_of_phases_leave_no_masked_tile_to_the_full_class() -> None:
+    """A window has masked tiles at both ends. Ranges end after whole rounds: the full one before its end, then."""
+    text = next(p for p in OTHERS if p.stem == "sm90_window1024_d128")
+    loops = [line.strip() for line in generated(text).source.text.split("\n") if line.strip().startswith("while (")]
+    assert [line for line in loops if "masked" in line or "end_full" in line] == [
+        "while (!done && (t < masked || !(t + 1 < end_full))) {",
+        "while (!done && (!(t < masked) && t + 1 < end_full)) {",
+    ]
+    q = torch.randn(1, 64, 1, 128).bfloat16().transpose(1, 2)
+    k, v = (torch.randn(1, 2100, 1, 128).bfloat16().transpose(1, 2) for _ in range(2))
+    out, lse = empty_like_rows(q, 128), torch.empty(1, 1, 64)
+    launch_module(generated(text), {"q": q, "k": k, "v": v, "out": out, "lse": lse}, scalars_of(q, k, 128**-0.5))
+    want, want_lse = reference(spec_of(text.stem, {}), q, k, v)
+    assert want_lse is not None
+    assert torch.allclose(lse.double(), want_lse, atol=1e-5)
+    assert torch.allclose(out.double(), want, atol=5e-3)
+
+
 def test_a_variant_without_a_text_is_a_clear_error() -> None:
     with pytest.raises(attngen.errors.SpecError, match=r"sm90.*no schedule for causal.*head_dim_qk=96.*Allowed"):
         attngen.compile(Attention(mask=causal()), head_dim=96, target="sm90")

@@ -12,7 +12,7 @@ from attngen.progress import Progress
 
 if TYPE_CHECKING:
     from attngen.cli.request import Request
-    from attngen.config import Config
+    from attngen.config import AnyConfig
     from attngen.kernel import Kernel
 
 
@@ -140,10 +140,13 @@ def configuration_lines(kernel: Kernel) -> Iterator[str]:
         yield f"{at:>3}. {config!s:<22} {reason}"
 
 
-def drawbacks(config: Config, kernel: Kernel) -> Iterator[str]:
+def drawbacks(config: AnyConfig, kernel: Kernel) -> Iterator[str]:
     """What a configuration has less of than the chosen one."""
+    from attngen.config import Config
     from attngen.passes.choose import budget, padded
 
+    if not isinstance(config, Config) or not isinstance(kernel.config, Config):
+        return
     best, allowed = kernel.config, budget(kernel.variant)
     registers = config.warp_rows // 16 * (padded(kernel.signature.head_dim_v) + config.block_n) // 2
     if registers > allowed:

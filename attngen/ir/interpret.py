@@ -15,11 +15,12 @@ from torch import Tensor
 from attngen.evaluate import Operand, evaluate
 from attngen.expr import DType, Expr, Op, var, walk
 from attngen.ir.graph import Axis, Contract, Fold, Graph, Input, Map, Mask, Node, Output, RowReduce
-from attngen.ir.ops import Fill, Heads, Reduce, ReduceKind, Scope, Stmt
+from attngen.ir.ops import Fill, Heads, Reduce, ReduceKind, Scope, Stmt, Vote
 from attngen.ir.ops import Map as MapOp
 from attngen.ir.ops import Op as TileOp
 from attngen.ir.program import ContractTile, LoadTile, Program, StoreTile, StoreVector
-from attngen.ir.schedule import Access
+from attngen.ir.schedule import Access, Guard, Step
+from attngen.layout import Fragment
 from attngen.passes.stream import Component, lift_extra, merge, neutral, reference
 
 # ---- Graph -------------------------------------------------------------------------------------------------------
@@ -153,6 +154,9 @@ def _reduce(kind: ReduceKind, x: Tensor) -> Tensor:
 # ---- Program -----------------------------------------------------------------------------------------------------
 
 
+GROUP_ROWS = 64  # of a warpgroup
+
+
 @dataclass(frozen=True)
 class Visited:
     """One step of a program's loop."""
@@ -238,27 +242,36 @@ class _Item:
         self, program: Program, tensors: Mapping[str, Tensor], env: dict[str, Operand], dtype: torch.dtype
     ) -> None:
         self.program, self.tensors, self.env, self.dtype = program, tensors, env, dtype
-        self.values: dict[str, Tensor] = {}
+        flags = [v.name for v in program.values if v.fragment is Fragment.UNI]
+        self.values: dict[str, Tensor] = dict.fromkeys(flags, torch.zeros(1, 1, dtype=torch.bool))
         self.b, self.h, self.group = int(env["b"]), int(env["h"]), int(env["group"])
         self.row0 = int(env["m"]) * program.config.block_m
 
     def run(self) -> list[Visited]:
-        for s in self.program.lets:
-            self.env[s.target] = self.expr(s.value, {})
+        self.lets(0)
         self.steps(self.program.prologue)
         visited = list(self.loop())
         self.steps(self.program.epilogue)
         return visited
 
     def loop(self) -> Iterator[Visited]:
-        loop = self.program.loop
-        ends = [self.number(e) for e in loop.ends]
-        for t in range(ends[-1]):
+        loop, groups = self.program.loop, []
+        for w in range(self.program.config.block_m // GROUP_ROWS or 1):
+            self.lets(w)
+            groups.append([self.number(e) for e in loop.ends])
+        for t in range(groups[0][-1]):
             self.env["t"] = t
             self.env["n"] = n = self.number(loop.tile)
-            visited = Visited(n, next(c for c, end in zip(loop.classes, ends, strict=True) if t < end))
-            self.steps(loop.body, visited.cls)
+            classes = {next(c for c, end in zip(loop.classes, ends, strict=True) if t < end) for ends in groups}
+            # what one warpgroup masks is masked for all here: a mask on a full tile changes nothing
+            visited = Visited(n, next(c for c in ("masked", *loop.classes) if c in classes))
+            self.steps(self.program.first if t == 0 and self.program.first else loop.body, visited.cls)
             yield visited
+
+    def lets(self, group: int) -> None:
+        self.env["w"] = group
+        for s in self.program.lets:
+            self.env[s.target] = self.expr(s.value, {})
 
     def expr(self, e: Expr, values: Mapping[str, Operand]) -> Tensor:
         return evaluate(e, {**self.env, **values}, self.tensors, self.dtype)
@@ -266,10 +279,15 @@ class _Item:
     def number(self, e: Expr) -> int:
         return int(self.expr(e, {}))
 
-    def steps(self, ops: tuple[TileOp, ...], cls: str = "") -> None:
+    def steps(self, ops: tuple[Step, ...], cls: str = "") -> None:
+        """A guard is entered by all rows of the tile or none: it may be entered for nothing, which changes nothing."""
         for op in ops:
-            if not op.only or op.only == cls:
+            if op.only and op.only != cls:
+                continue
+            if not isinstance(op, Guard):
                 self.step(op)
+            elif bool(self.expr(op.pred, self.values).any()):
+                self.steps(op.body, cls)
 
     def step(self, op: TileOp) -> None:
         match op:
@@ -286,6 +304,8 @@ class _Item:
                 self.values[op.dst.name] = self.reduced(op)
             case MapOp():
                 self.map(op)
+            case Vote():
+                self.values[op.dst.name] = self.expr(op.pred, _read(op.pred, self.values)).any().reshape(1, 1)
             case StoreTile():
                 tile = self.values[op.src.name] * (self.values[op.scaled] if op.scaled else 1.0)
                 self.store(op.dst, tile[:, : self.program.head_dim_v], self.number(op.limit))
@@ -322,6 +342,7 @@ class _Item:
         indices: dict[str, Operand] = {
             "i": torch.arange(self.row0, self.row0 + over.rows)[:, None],
             "j": torch.arange(first, first + over.cols)[None],
+            "jt": torch.arange(over.cols)[None],
         }
         local: dict[str, Tensor] = {}
         for s in op.body:

@@ -4,13 +4,13 @@ stores over tiles, a loop over the visited key tiles, and values with a space ea
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from attngen.config import Config
+from attngen.config import AnyConfig
 from attngen.expr import Expr
 from attngen.ir.ops import Heads, Op, Ref, Stmt, Unit
-from attngen.ir.schedule import Access, Elem, Fact, ScalarArg, TensorArg, Workspace
+from attngen.ir.schedule import Access, Elem, Fact, Guard, ScalarArg, Step, TensorArg, Workspace
 from attngen.layout import Fragment, SmemLayout
 
 
@@ -97,7 +97,7 @@ class TileLoop:
     classes: tuple[str, ...]
     ends: tuple[Expr, ...]
     tile: Expr
-    body: tuple[Op, ...]
+    body: tuple[Step, ...]
 
     @property
     def count(self) -> Expr:
@@ -109,12 +109,13 @@ class Program:
     name: str
     head_dim_qk: int
     head_dim_v: int
-    config: Config
+    config: AnyConfig
     tensors: tuple[TensorArg, ...]
     scalars: tuple[ScalarArg, ...]
     lets: tuple[Stmt, ...]
     values: tuple[TileValue, ...]
     prologue: tuple[Op, ...]
+    first: tuple[Step, ...] = ()  # the body for tile 0, where that differs: the state is then the tile's alone
     loop: TileLoop
     epilogue: tuple[Op, ...]
     workspaces: tuple[Workspace, ...] = ()
@@ -125,7 +126,8 @@ class Program:
         return next((v for v in self.values if v.name == name), None)
 
     def ops(self) -> Iterator[Op]:
-        yield from (*self.prologue, *self.loop.body, *self.epilogue)
+        for step in (*self.prologue, *self.first, *self.loop.body, *self.epilogue):
+            yield from step.body if isinstance(step, Guard) else (step,)
 
     def captures(self) -> tuple[TensorArg, ...]:
         return tuple(t for t in self.tensors if t.access in (Access.CAPTURE, Access.WORK))
@@ -140,9 +142,26 @@ class Program:
         for op in self.prologue:
             lines += op_lines(op, 1)
         classes = ", ".join(f"{c} to {show(e)}" for c, e in zip(self.loop.classes, self.loop.ends, strict=True))
+        if self.first:
+            lines.append("  first tile")
+        for step in self.first:
+            lines += op_lines(step, 2)
         lines.append(f"  for t: n = {show(self.loop.tile)}   ({classes})")
-        for op in self.loop.body:
-            lines += op_lines(op, 2)
+        for step in self.loop.body:
+            lines += op_lines(step, 2)
         for op in self.epilogue:
             lines += op_lines(op, 1)
         return "\n".join(lines) + "\n"
+
+
+def numbered(ops: tuple[Step, ...], prefix: str = "o") -> tuple[Step, ...]:
+    """With ids by position; ops of a guard carry the guard's."""
+    result: list[Step] = []
+    for k, step in enumerate(ops):
+        name = f"{prefix}{k}"
+        if isinstance(step, Guard):
+            body = tuple(replace(op, id=f"{name}_{n}") for n, op in enumerate(step.body))
+            result.append(replace(step, id=name, body=body))
+        else:
+            result.append(replace(step, id=name))
+    return tuple(result)

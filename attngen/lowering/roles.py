@@ -9,6 +9,7 @@ from attngen.ir.schedule import Block, Guard, Kernel, Role, Schedule, Step, Tile
 from attngen.ir.text import describe
 from attngen.layout import Fragment
 from attngen.lowering.control import lets, op_body
+from attngen.lowering.kernel import bases
 from attngen.lowering.ops import calls
 from attngen.lowering.phases import Values, at_phase, phase_values
 from attngen.lowering.sm90 import BASE, HopperContext, hopper_calls
@@ -33,7 +34,7 @@ def step_lines(context: HopperContext, steps: Sequence[Step], cls: str, values: 
         bound = at_phase(step, values)
         if isinstance(bound, Guard):
             inner: list[str] = []
-            for op in bound.body:
+            for op in (x for x in bound.body if x.only in ("", cls)):
                 inner += [f"// {describe(op)}", *op_lines(context, op)]
             lines += call(context.target, "guard", {"predicate": context.expr(bound.pred), "lines": inner})
         else:
@@ -54,18 +55,37 @@ def tiles_lines(context: HopperContext, node: Tiles) -> list[str]:
             for r in node.ranges
         ]
         return call(context.target, "tiles", {"var": node.var, "start": node.start, "ranges": ranges})
-    drained = []
-    for k, r in enumerate(node.ranges):
+    bodies = []
+    for cls in dict.fromkeys(r.cls for r in node.ranges):
         body: list[str] = []
         for number in range(node.unroll):
             values = phase_values(node, number)
             body += call(context.target, "phase", {
-                "var": node.var, "total": total, "drain": step_lines(context, node.drain, r.cls, values),
-                "step": [*head, *step_lines(context, node.step, r.cls, values)],
+                "var": node.var, "total": total, "drain": step_lines(context, node.drain, cls, values),
+                "step": [*head, *step_lines(context, node.step, cls, values)],
             })  # fmt: skip
-        condition = "true" if k + 1 == len(node.ranges) else f"{node.var} < {context.expr(r.end)}"
-        drained.append({"cls": r.cls, "condition": condition, "body": indented(body)})
-    return call(context.target, "tiles_drained", {"var": node.var, "start": node.start, "ranges": drained})
+        bodies.append({"cls": cls, "condition": " || ".join(conditions(context, node, cls)), "body": indented(body)})
+    macro = "tiles_drained" if len(bodies) == len(node.ranges) else "tiles_alternating"
+    return call(context.target, macro, {"var": node.var, "start": node.start, "ranges": bodies})
+
+
+def conditions(context: HopperContext, node: Tiles, cls: str) -> list[str]:
+    """When a round of phases has the class: the counter lies in one of the ranges of the class. A class that stands
+    alone is entered behind those before it, which says that its ranges have begun."""
+    alone = len({r.cls for r in node.ranges}) == len(node.ranges)
+    found = []
+    for k, r in enumerate(node.ranges):
+        if r.cls == cls:
+            begun = [f"!({before_end(context, node, k - 1)})"] if k and not alone else []
+            ends = [before_end(context, node, k)] if k + 1 < len(node.ranges) else []
+            found.append(" && ".join([*begun, *ends]) or "true")
+    return found
+
+
+def before_end(context: HopperContext, node: Tiles, k: int) -> str:
+    """A round belongs to range k or one before it."""
+    end, whole = context.expr(node.ranges[k].end), node.ranges[k].whole
+    return f"{node.var} + {node.unroll - 1} < {end}" if whole else f"{node.var} < {end}"
 
 
 def indented(lines: Sequence[str]) -> str:
@@ -89,7 +109,9 @@ def role_lines(context: HopperContext, role: Role) -> list[str]:
     ]
     for r in rings:
         lines += call(context.target, "ring_armed", {"last": r.members - 1, "bar": r.first, "threads": r.threads})
-    lines += call(context.target, "items", {"lets": lets(context, role.item.lets), "body": body})
+    lines += call(context.target, "items", {
+        "lets": [*bases(context.kernel, role), *lets(context, role.item.lets)], "body": body,
+    })  # fmt: skip
     for r in rings:
         lines += call(context.target, "ring_closed", {"bar": r.first, "threads": r.threads})
     lines += step_lines(context, role.exit, "", {})

@@ -228,6 +228,8 @@ class Builder:
             case o.CtaSync():
                 return (Action(Does.SYNC, name, ("cta",), self.kernel.threads),), True
             case o.Wgmma():
+                if self.teams > 1:
+                    raise PassError(f"model: op {name}: a part of {self.role.name} has more than one warpgroup")
                 return (Action(Does.PRODUCT, name, product=self.costs.product(op), group=op.group),), True
             case o.Retire():
                 return (Action(Does.RETIRE, name, group=op.group),), True

@@ -33,15 +33,15 @@ class Span:
 
 @dataclass(frozen=True)
 class Run:
-    """What a simulation saw. `steps[s][k]`: when stream s began its k-th step; `ends[s][i]`: when it left item i.
-    `busy`: cycles of each unit between two steps of the first mathematical stream; `blocked`: of that stream, waiting
-    for others."""
+    """What a simulation saw. `starts[s]`: when stream s began; `steps[s][k]`: its k-th step; `ends[s][i]`: when it left
+    item i. At each step of the first mathematical stream, all up to then: `busy`, cycles of each unit; `blocked`, those
+    that the stream waited for others."""
 
     starts: tuple[float, ...]
     steps: tuple[tuple[float, ...], ...]
     ends: tuple[tuple[float, ...], ...]
     spans: tuple[Span, ...]
-    busy: dict[str, tuple[float, ...]]  # up to each step of the watched stream
+    busy: dict[str, tuple[float, ...]]
     blocked: tuple[float, ...]
 
 
@@ -227,9 +227,6 @@ class Simulation:
         state.clock = self.now
         self.go(state)
 
-    def block(self, state: _State) -> None:
-        state.stopped = state.clock
-
     def unblock(self, state: _State) -> None:
         if state.stopped >= 0:
             state.blocked += max(0.0, max(state.clock, self.now) - state.stopped)
@@ -265,7 +262,7 @@ class Simulation:
         self.products.append(p)
         state.flying[action.group] = state.flying.get(action.group, 0) + 1
         if len(self.products) > 1:
-            self.block(state)
+            state.stopped = state.clock
         if p.left <= self.threshold(p):
             return True
         state.issuing = p

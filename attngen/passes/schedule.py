@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from attngen.config import Config
 from attngen.errors import PassError
 from attngen.expr import DType, Expr, Op, add, const, make, substitute, var
 from attngen.fold import fold
@@ -44,6 +45,7 @@ from attngen.ir.schedule import (
     Range,
     Role,
     Schedule,
+    Step,
     Tiles,
     Value,
     Work,
@@ -62,7 +64,7 @@ Points = list[tuple[int, list[tuple[LoadTile, int]]]]
 def issue_points(loop: TileLoop, stages: int) -> Points:
     """(position among the compute ops, the copies issued there with their distance in tiles)."""
     loads = [op for op in loop.body if isinstance(op, LoadTile)]
-    compute = [op for op in loop.body if not isinstance(op, LoadTile)]
+    compute = [op for op in loop.body if isinstance(op, AnyOp) and not isinstance(op, LoadTile)]
     if stages > 1 or len(loads) == 1:  # one tile alone has no reader before its own that could hide its copy
         return [(0, [(load, max(1, stages - 1)) for load in loads])]
     reader = {
@@ -95,7 +97,7 @@ class _Builder:
             id=op_id, dst=op.dst, src=op.src, heads=op.heads, row=row, limit=op.limit, first=op.first, when=when
         )
 
-    def compute(self, op_id: str, op: AnyOp) -> AnyOp:
+    def compute(self, op_id: str, op: Step) -> AnyOp:
         if isinstance(op, ContractTile):
             return MmaSync(id=op_id, d=op.d, a=op.a, b=op.b, zero=op.zero)
         if not isinstance(op, Map | Reduce | Fill):
@@ -160,8 +162,10 @@ class _Builder:
 
 
 def schedule(program: Program, target: Target, aligned: bool, facts: tuple[Fact, ...]) -> Schedule:
+    config = program.config
+    assert isinstance(config, Config)
     b = _Builder(program, aligned)
-    points = issue_points(program.loop, program.config.stages)
+    points = issue_points(program.loop, config.stages)
     loop = program.loop
     tiles = Tiles(
         var="t", start=0, ranges=tuple(Range(cls=c, end=e) for c, e in zip(loop.classes, loop.ends, strict=True)),
@@ -175,7 +179,6 @@ def schedule(program: Program, target: Target, aligned: bool, facts: tuple[Fact,
             Block(name="epilogue", ops=tuple(b.epilogue())),
         ),
     )
-    config = program.config
     role = Role(name="math", first_warp=0, warps=config.warps, regs=255, values=b.values(), item=item)
     kernel = Kernel(
         name=program.name, threads=config.threads, min_ctas=config.min_ctas,

@@ -16,9 +16,11 @@ from attngen.expr import DType, Expr, loads, var, variables
 from attngen.ir.ops import CompactTiles, CtaSync, ScanTiles, Scope, Stmt
 from attngen.ir.program import Program
 from attngen.ir.schedule import Access, Block, Fact, Item, Kernel, Order, Role, Schedule, TensorArg, Work, WorkSource
+from attngen.passes.bounded import bounded
 from attngen.passes.ranges import ranges
 from attngen.passes.scopes import Scopes, Target
-from attngen.passes.tile import RESERVED, VISIT, bounded, row_lets
+from attngen.passes.tile import RESERVED
+from attngen.passes.visits import VISIT, row_lets
 
 WARPS = 32  # the kernel waits for loads: all the warps an SM can hold
 

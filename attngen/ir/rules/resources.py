@@ -105,7 +105,7 @@ def code_bytes(role: Role) -> int:
         if isinstance(node, Block):
             total += size(node.ops, None)
         else:
-            bodies = [r.cls for r in node.ranges] if node.classes is Classes.CLONED else [None]
+            bodies = list(dict.fromkeys(r.cls for r in node.ranges)) if node.classes is Classes.CLONED else [None]
             total += node.unroll * sum(size(node.step, cls) + size(node.drain, None) for cls in bodies)
     return total * 3 // 4  # the compiler fuses and shares: 0.70 to 0.81 of this count on five Hopper kernels
 

@@ -1,0 +1,193 @@
+"""synchronize: Schedule -> Schedule. Inserts what orders the roles: mbarriers of rings, groups of products, turns.
+
+Before   copies, products and their readers in order, nothing between them
+After    a ring for each copied buffer: `full` is awaited before its first reader, `free` arrived at when its last
+         reader has retired; each window of products starts with `open`, ends with `commit`, and stands between
+         `enter` and `leave` where warpgroups take turns; products are retired before the first op that needs them
+Why      a copy engine and tensor cores answer to nothing else. What has to retire when follows from data alone
+         (attngen.passes.hopper.flight)"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from attngen.expr import Expr, Op, const, make, sub
+from attngen.ir.ops import Commit, Enter, Leave, MbarArrive, MbarExpect, MbarWait, Open, Ref, Retire, TmaLoad, Wgmma
+from attngen.ir.ops import Op as AnyOp
+from attngen.ir.schedule import Block, Cursor, Kernel, OrderRing, Ring, Role, Schedule, Step, Tiles
+from attngen.passes.hopper.flight import fly
+from attngen.passes.hopper.stage import GROUP_THREADS, T, numbered, ring_of
+
+TURNS = "tc"
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffers:
+    """What the copies of the load role fill: tiles of the loop, and of the item."""
+
+    tile: frozenset[str]
+    item: frozenset[str]
+
+    def bar(self, ref: Ref, which: str) -> Ref:
+        return Ref(name=f"{ring_of(ref.name)}.{which}", index=ref.index if ref.name in self.tile else ())
+
+
+class Synchronizer:
+    def __init__(self, buffers: Buffers, turns: bool, values: frozenset[str], late: frozenset[str]) -> None:
+        self.buffers, self.turns, self.values = buffers, turns, values
+        self.late = late  # tiles of the item that the drain still reads
+
+    def line(self, steps: Sequence[Step], first: bool, last: Expr | None, turns: bool) -> Iterator[Step]:
+        """A straight line of ops. `first`: the item's first tile, before which its copies have to arrive. `last`: when
+        this is the item's last tile; None: always."""
+        retired = fly(steps).retired
+        waited: set[Ref] = set()
+        position = 0
+        while position < len(steps):
+            yield from self.retire(steps, retired, position, last)
+            if not isinstance(steps[position], Wgmma):
+                yield steps[position]
+                position += 1
+                continue
+            end = next((k for k in range(position, len(steps)) if not isinstance(steps[k], Wgmma)), len(steps))
+            yield from self.window(steps, retired, range(position, end), waited, first, turns)
+            position = end
+        yield from self.retire(steps, retired, len(steps), last)
+
+    def window(
+        self, steps: Sequence[Step], retired: dict[int, int], span: range, waited: set[Ref], first: bool, turns: bool
+    ) -> Iterator[Step]:
+        """Products issued together. Those that retire together are one group."""
+        groups: list[list[int]] = []
+        for k in span:
+            if groups and retired[groups[-1][-1]] == retired[k]:
+                groups[-1].append(k)
+            else:
+                groups.append([k])
+        touched = tuple(dict.fromkeys(r for k in span for r in self.registers(product(steps[k]))))
+        for number, group in enumerate(groups):
+            for k in group:
+                yield from self.waits(product(steps[k]), waited, first)
+            if turns and number == 0:
+                yield Enter(id="", ring=TURNS)
+            yield Open(id="", regs=touched if number == 0 else ())
+            name = product(steps[group[0]]).group
+            for k in group:
+                yield dataclasses.replace(product(steps[k]), group=name)
+            yield Commit(id="", group=name)
+        if turns:
+            yield Leave(id="", ring=TURNS)
+
+    def registers(self, op: Wgmma) -> Iterator[Ref]:
+        """What ordinary instructions wrote and the product reads."""
+        if not op.zero:
+            yield op.d
+        if op.a.name in self.values:
+            yield op.a
+
+    def waits(self, op: Wgmma, waited: set[Ref], first: bool) -> Iterator[Step]:
+        for ref in (op.a, op.b):
+            ref = dataclasses.replace(ref, transposed=False)
+            once = ref.name in self.buffers.item
+            if ref in waited or (once and not first) or ref.name not in self.buffers.tile | self.buffers.item:
+                continue
+            waited.add(ref)
+            yield MbarWait(id="", bar=self.buffers.bar(ref, "full"))
+
+    def retire(
+        self, steps: Sequence[Step], retired: dict[int, int], position: int, last: Expr | None
+    ) -> Iterator[Step]:
+        done = [k for k, at in retired.items() if at == position and k < position]
+        groups = dict.fromkeys(self.group_of(steps, retired, k) for k in done)
+        yield from (Retire(id="", group=g) for g in groups)
+        free: dict[Ref, Expr | None] = {}
+        for k in done:
+            op = product(steps[k])
+            for ref in (op.a, op.b):
+                plain = dataclasses.replace(ref, transposed=False)
+                later = [n for n in range(len(steps)) if n not in done and retired.get(n, -1) > position]
+                still = any(plain.name in (product(steps[n]).a.name, product(steps[n]).b.name) for n in later)
+                if ref.name in self.buffers.tile and not still:
+                    free[self.buffers.bar(plain, "free")] = None
+                elif ref.name in self.buffers.item and not still and (last is None or ref.name not in self.late):
+                    free[self.buffers.bar(plain, "free")] = last
+        tiles = sorted(free.items(), key=lambda x: x[1] is not None)
+        yield from (MbarArrive(id="", bar=bar, when=when) for bar, when in tiles)
+
+    def group_of(self, steps: Sequence[Step], retired: dict[int, int], k: int) -> str:
+        """The name of the first product of its group."""
+        while k and isinstance(steps[k - 1], Wgmma) and retired[k - 1] == retired[k]:
+            k -= 1
+        return product(steps[k]).group
+
+
+def product(step: Step) -> Wgmma:
+    assert isinstance(step, Wgmma)
+    return step
+
+
+def _math(role: Role, buffers: Buffers, turns: bool) -> Role:
+    values = frozenset(v.name for v in role.values)
+    (loop,) = (n for n in role.item.body if isinstance(n, Tiles))
+    late = {r.name for op in loop.drain if isinstance(op, Wgmma) for r in (op.a, op.b)} & buffers.item
+    s = Synchronizer(buffers, turns, values, frozenset(late))
+    count = loop.ranges[-1].end
+    body: list[Block | Tiles] = []
+    for node in role.item.body:
+        if isinstance(node, Tiles):
+            step = s.line(node.step, False, make(Op.EQ, T, sub(count, const(1))), turns)
+            drain = s.line(node.drain, False, None, False)
+            body.append(dataclasses.replace(node, step=numbered("S", step), drain=numbered("D", drain)))
+        elif any(isinstance(op, Wgmma) for op in node.ops):
+            ops = s.line(node.ops, True, make(Op.EQ, count, const(1)), turns)
+            body.append(dataclasses.replace(node, ops=numbered("P", ops)))
+        else:
+            body.append(node)
+    return dataclasses.replace(role, item=dataclasses.replace(role.item, body=tuple(body)))
+
+
+def _load(role: Role, kernel: Kernel) -> Role:
+    (loop,) = role.item.body
+    assert isinstance(loop, Tiles)
+    step: list[Step] = []
+    for op in loop.step:
+        assert isinstance(op, TmaLoad)
+        buffer = kernel.buffer(op.dst.name)
+        assert buffer is not None
+        free = dataclasses.replace(op.bar, name=op.bar.name.replace(".full", ".free"))
+        sequence: tuple[AnyOp, ...] = (
+            MbarWait(id="", bar=free), MbarExpect(id="", bar=op.bar, bytes=buffer.layout.bytes), op
+        )  # fmt: skip
+        step += [dataclasses.replace(x, when=op.when) for x in sequence]
+    body = (dataclasses.replace(loop, step=numbered("L", step)),)
+    return dataclasses.replace(role, item=dataclasses.replace(role.item, body=body))
+
+
+def synchronize_kernel(kernel: Kernel, turns: bool) -> Kernel:
+    load, compute = kernel.roles
+    copies = [op for node in load.item.body if isinstance(node, Tiles) for op in node.step if isinstance(op, TmaLoad)]
+    buffers = Buffers(
+        frozenset(op.dst.name for op in copies if op.when is None),
+        frozenset(op.dst.name for op in copies if op.when is not None),
+    )
+    filled = sorted((b for b in kernel.buffers if b.name in buffers.tile | buffers.item), key=lambda b: b.slots)
+    rings = tuple(
+        Ring(name=ring_of(b.name), slots=b.slots, full_arrivals=1, full_bytes=b.layout.bytes,
+             free_arrivals=compute.warps, cursor=Cursor.RESTART, buffers=(b.name,))
+        for b in filled
+    )  # fmt: skip
+    members = compute.split
+    order = OrderRing(name=TURNS, members=members, first=1, threads=2 * GROUP_THREADS)
+    shift = members if turns else 0
+    barriers = tuple(dataclasses.replace(b, first=b.first + shift) for b in kernel.barriers)
+    return dataclasses.replace(
+        kernel, rings=rings, orders=(order,) if turns else (), barriers=barriers,
+        roles=(_load(load, kernel), _math(compute, buffers, turns)),
+    )  # fmt: skip
+
+
+def synchronize(schedule: Schedule, turns: bool) -> Schedule:
+    """`turns`: warpgroups take turns on the tensor cores; needs two or more."""
+    (kernel,) = schedule.kernels
+    return dataclasses.replace(schedule, kernels=(synchronize_kernel(kernel, turns),))
