@@ -22,8 +22,9 @@ from attngen.draw.picture import Line, Picture, Rect, Text, stack, ticks
 from attngen.draw.registers import moments
 from attngen.draw.strip import strip_picture
 from attngen.draw.tiles import Tile, tile_map
+from attngen.ir.ops import Map, Ref, Wgmma
 from attngen.ir.rules.registers import peak
-from attngen.ir.schedule import Schedule
+from attngen.ir.schedule import Schedule, ops_of
 from attngen.kernel import Kernel, kernel_for
 from attngen.model import Span
 from attngen.passes.ranges import VisitSource
@@ -233,14 +234,25 @@ def test_lives_of_values(name: str) -> None:
         assert most == peak(Walk(role, 0, scenario, events))[0]
 
 
+def _names(refs: tuple[Ref, ...]) -> set[str]:
+    return {r.name for r in refs}
+
+
 def test_lives_on_hopper() -> None:
-    role = sample("hopper").kernel.schedule.kernels[0].roles[1]
+    kernel_ = sample("hopper").kernel.schedule.kernels[0]
+    role = kernel_.roles[1]
+    ops = {op.id: op for of, op in ops_of(kernel_) if of is role}
     walked = moments(role)
-    alive = {m.op: {n for n, _ in m.alive} for m in walked if m.part in ("peel", "tile 1")}
-    assert "rS" in alive["S4"] and "rS" in alive["S15"], "scores live from their product to the weights"
-    assert "rO" in alive["P8"] and "rO" not in alive["P7"]
-    assert {"rP", "rS", "rO"} <= alive["S15"]
-    assert walked[-1].part == "store"
+    products = [m for m in walked if isinstance(ops[m.op], Wgmma)]
+    assert len(products) > 4
+    for m in products:
+        op = ops[m.op]
+        assert isinstance(op, Wgmma) and op.d.name in {n for n, _ in m.alive}
+    weights = [k for k, m in enumerate(walked) if isinstance(ops[m.op], Map) and _names(ops[m.op].writes()) >= {"rP"}]
+    assert weights and all("rP" in {n for n, _ in walked[k].alive} for k in weights)
+    assert all("rS" in {n for n, _ in walked[k - 1].alive} for k in weights), "scores live until their weights"
+    first = next(n for n, m in enumerate(walked) if "rO" in _names(ops[m.op].writes()))
+    assert all(("rO" in {n for n, _ in m.alive}) == (k >= first) for k, m in enumerate(walked[: first + 20]))
     parts = list(dict.fromkeys(m.part for m in walked))
     assert parts == ["peel", "tile 1", "tile 2", "drain", "store"]
 
@@ -249,12 +261,16 @@ def test_memory_is_at_its_addresses() -> None:
     k = sample("hopper").kernel.schedule.kernels[0]
     limit = 227 * 1024
     drawn = memory_picture(k, limit)
-    bars = [r for r in drawn.rects if r.title]
+    bars = {r.title: r for r in drawn.rects if r.title}
     assert len(bars) == sum(b.slots for b in k.buffers) + sum(r.slots for r in k.rings)
-    said = {r.title: r for r in bars}
-    second = said["sK, slot 1: bytes 65536 to 98304"]
-    first = said["sK, slot 0: bytes 32768 to 65536"]
-    assert second.x - first.x == pytest.approx(820 * 32768 / limit) and second.y == first.y
+    keys = k.buffer("sK")
+    assert keys is not None and keys.offset is not None and keys.slots > 1
+    size = keys.layout.bytes
+    first, second = (
+        bars[f"sK, slot {n}: bytes {keys.offset + n * size} to {keys.offset + (n + 1) * size}"] for n in (0, 1)
+    )
+    assert second.x - first.x == pytest.approx(820 * size / limit) and second.y == first.y
+    assert first.x - min(r.x for r in drawn.rects) == pytest.approx(820 * keys.offset / limit)
 
 
 # ---- graph and strip -----------------------------------------------------------------------------------------------

@@ -21,7 +21,8 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class Moment:
-    """An op of the walk: the values alive at it, and the part of the item it belongs to."""
+    """An op of the walk, the part of the item it belongs to, and the values alive behind it: an operand that it reads
+    last is not among them, as its registers may take the result."""
 
     op: str
     part: str
