@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "expressions",
         ("expr", "exprtext", "fold", "sums", "rows", "interval", "evaluate", "proxy", "once", "trace", "functions"),
     ),
-    ("specification", ("masks", "scores", "variants", "spec", "signature", "reference")),
+    ("specification", ("shared", "masks", "scores", "variants", "spec", "signature", "reference")),
     ("levels", ("ir",)),
     ("machine model", ("model",)),
     ("passes", ("passes",)),
@@ -30,7 +30,8 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("machines", ("runtime", "emulator")),
     ("kernels", ("tensormap", "worktable", "arguments", "shipped", "kernel", "execute", "plan")),
     ("instruments", ("files", "golden", "trial", "commute", "faults", "doctor")),
-    ("operators", ("reads", "dispatch", "ops", "merge", "prepare", "api", "compat")),
+    ("operators", ("reads", "dispatch", "ops", "merge", "prepare", "described", "api", "compat")),
+    ("reports", ("draw", "bench")),
     ("command line", ("cli", "__main__")),
 )
 PACKAGES_OWN = {"__version__"}  # what a module may take from `attngen` itself, which imports everything
