@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
+from attngen import tuned
 from attngen.config import AnyConfig, Config, HopperConfig
 from attngen.errors import VerifyError
 from attngen.ir.graph import Fold, Graph, Map, Mask
@@ -145,13 +146,21 @@ def derive(variant: Variant, signature: Signature, target: Target, config: AnyCo
     if config is not None:
         return _levels(variant, signature, target, config)
     refused: VerifyError | None = None
-    for chosen in ranked(variant, signature, target):
+    for chosen in _in_order(variant, signature, target):
         try:
             return _levels(variant, signature, target, chosen)
         except VerifyError as error:  # a limit that ranking does not know, such as the size of the code
             refused = refused or error
     assert refused is not None
     raise refused
+
+
+def _in_order(variant: Variant, signature: Signature, target: Target) -> Iterator[AnyConfig]:
+    """As `ranked`, which is not asked as long as what was measured will do."""
+    measured = tuned.lookup(variant, signature, target)
+    if measured is not None:
+        yield measured
+    yield from (c for c in ranked(variant, signature, target) if c != measured)
 
 
 def _levels(variant: Variant, signature: Signature, target: Target, config: AnyConfig) -> Levels:
@@ -182,7 +191,9 @@ def _ranked(key: str, variant: Variant, signature: Signature, target: Target) ->
         assert isinstance(plan, Schedule)
         return plan.kernels[-1]
 
-    return tuple(c.config for c in hopper.ranked(signature, target, policies(fold, plain), build))
+    found = [c.config for c in hopper.ranked(signature, target, policies(fold, plain), build)]
+    measured = tuned.lookup(variant, signature, target)
+    return tuple(dict.fromkeys([measured, *found] if measured is not None else found))
 
 
 def ranked(variant: Variant, signature: Signature, target: Target) -> tuple[AnyConfig, ...]:

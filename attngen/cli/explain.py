@@ -120,14 +120,10 @@ def resource_lines(kernel: Kernel) -> Iterator[str]:
 
 def configuration_lines(kernel: Kernel) -> Iterator[str]:
     """The legal configurations in rank, and why each is not the one."""
-    from attngen.passes.choose import candidates
-    from attngen.target import Feature
+    from attngen.pipelines import ranked as ranking
 
-    if kernel.target.has(Feature.WGMMA):
-        yield f"{kernel.config}  the schedule text that attngen/schedules has for this variant, head dims and type"
-        return
     refused = dict(r.split(": ", 1) for r in kernel.rejected)
-    ranked = candidates(kernel.variant, kernel.signature, kernel.target)
+    ranked = ranking(kernel.variant, kernel.signature, kernel.target)
     if kernel.config not in ranked:
         yield f"{kernel.config}  given by the caller"
     for at, config in enumerate(ranked, 1):
