@@ -83,7 +83,7 @@ class Printer:
             return self.spell(e)
         if e.op is Op.LOAD:
             return self._load(e)
-        if e.op is Op.F32 and e.args[0].op is Op.VAR and e.args[0].name in ("i", "j"):
+        if e.op is Op.F32 and e.args[0].op is Op.VAR and e.args[0].name in ("i", "j", "jt"):
             return f"{e.args[0].name}_f"  # the map has both indices as floats, converted once a row or tile
         a = [self(x) for x in e.args]
         if e.op in _INFIX:

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from attngen import emulator, shipped
+from attngen import emulator
 from attngen.arguments import Launch, bind, tables, workspaces
 from attngen.errors import MissingToolError
 from attngen.ir.schedule import WorkSource
@@ -114,7 +114,7 @@ def head_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
 def target_for(variant: Variant, signature: Signature, device: torch.device) -> Target:
     """The target that serves a call best: the device's own where there is a schedule for the call, else sm80."""
     hopper = device.type == "cuda" and runs_on(SM90.archs[0], device_facts(device.index).capability)
-    return SM90 if hopper and shipped.file_for(variant, signature, SM90) is not None else SM80
+    return SM90 if hopper and signature.alignment == 16 else SM80
 
 
 def device_arch(module: Generated, device_index: int) -> str:

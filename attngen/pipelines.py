@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from attngen.config import AnyConfig, Config, HopperConfig
-from attngen.ir.graph import Graph
+from attngen.errors import VerifyError
+from attngen.ir.graph import Fold, Graph, Map, Mask
 from attngen.ir.program import Program
-from attngen.ir.schedule import Schedule, VerifiedSchedule
+from attngen.ir.schedule import Kernel, Schedule, VerifiedSchedule
 from attngen.ir.verify import verify
 from attngen.layout import Swizzle
 from attngen.passes import hopper
@@ -16,8 +18,10 @@ from attngen.passes.allocate import allocate
 from attngen.passes.choose import candidates, facts
 from attngen.passes.expand import expand
 from attngen.passes.place import place
+from attngen.passes.policy import policies
 from attngen.passes.ranges import ranges
 from attngen.passes.schedule import schedule
+from attngen.passes.signs import signs
 from attngen.passes.simplify import simplify
 from attngen.passes.stream import stream
 from attngen.passes.synchronize import synchronize
@@ -62,19 +66,31 @@ class Levels:
         return self.verified.schedule
 
 
-def tile_levels(variant: Variant, signature: Signature, config: AnyConfig) -> Iterator[Stage]:
-    """The passes above the schedule, the same for every target."""
+def graph_levels(variant: Variant) -> Iterator[Stage]:
+    """The passes on the graph: the same for every configuration."""
     graph = textbook(variant)
     yield Stage("textbook", graph)
-    # first, so that later passes see exp2 and constants, not the user's spelling
+    # before simplify, which converts parts of an index sum one by one
+    graph = signs(graph)
+    yield Stage("signs", graph)
+    # early, so that later passes see exp2 and constants, not the user's spelling
     graph = simplify(graph)
     yield Stage("simplify", graph)
     # the fold has to exist before anything is cut into tiles
     graph = stream(graph)
     yield Stage("stream", graph)
     # after stream: the unit of the reference is a property of the fold
-    graph = units(graph, variant.scale_positive)
-    yield Stage("units", graph)
+    yield Stage("units", units(graph, variant.scale_positive))
+
+
+def tile_levels(
+    variant: Variant, signature: Signature, config: AnyConfig, above: tuple[Stage, ...] | None = None
+) -> Iterator[Stage]:
+    """The passes above the schedule. `above`: those on the graph, where they are done already."""
+    above = above or tuple(graph_levels(variant))
+    yield from above
+    graph = above[-1].level
+    assert isinstance(graph, Graph)
     # ranges needs block_n and gives the loop its bounds; tile is the first pass that knows the configuration
     program = tile(graph, variant, signature, config, ranges(variant.mask, config.block_n))
     yield Stage("tile", program)
@@ -102,9 +118,12 @@ def stages(variant: Variant, signature: Signature, target: Target, config: Confi
     yield Stage("visit_table", plan)
 
 
-def hopper_stages(variant: Variant, signature: Signature, target: Target, config: HopperConfig) -> Iterator[Stage]:
+def hopper_stages(
+    variant: Variant, signature: Signature, target: Target, config: HopperConfig,
+    graph: tuple[Stage, ...] | None = None,
+) -> Iterator[Stage]:  # fmt: skip
     """The pipeline of targets with warpgroup products and a copy engine."""
-    above = tuple(tile_levels(variant, signature, config))
+    above = tuple(tile_levels(variant, signature, config, graph))
     yield from above
     program = above[-1].level
     assert isinstance(program, Program)
@@ -122,18 +141,50 @@ def hopper_stages(variant: Variant, signature: Signature, target: Target, config
 
 
 def derive(variant: Variant, signature: Signature, target: Target, config: AnyConfig | None = None) -> Levels:
-    """All levels of a kernel. `config`: the tile shape; None: the best of the rules (attngen.passes.choose)."""
-    chosen = config or ranked(variant, signature, target)[0]
-    if isinstance(chosen, Config):
-        done = tuple(stages(variant, signature, target, chosen))
+    """All levels of a kernel. `config`: None is the best of `ranked`."""
+    if config is not None:
+        return _levels(variant, signature, target, config)
+    refused: VerifyError | None = None
+    for chosen in ranked(variant, signature, target):
+        try:
+            return _levels(variant, signature, target, chosen)
+        except VerifyError as error:  # a limit that ranking does not know, such as the size of the code
+            refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+def _levels(variant: Variant, signature: Signature, target: Target, config: AnyConfig) -> Levels:
+    if isinstance(config, Config):
+        done = tuple(stages(variant, signature, target, config))
     else:
-        done = tuple(hopper_stages(variant, signature, target, chosen))
+        done = tuple(hopper_stages(variant, signature, target, config))
     last = done[-1].level
     assert isinstance(last, Schedule)
-    return Levels(done, chosen, verify(last))
+    return Levels(done, config, verify(last))
+
+
+@cache
+def _ranked(key: str, variant: Variant, signature: Signature, target: Target) -> tuple[AnyConfig, ...]:
+    if not target.has(Feature.WGMMA):
+        return candidates(variant, signature, target)
+    graph = tuple(graph_levels(variant))
+    last = graph[-1].level
+    assert isinstance(last, Graph)
+    (fold,) = last.of(Fold)
+    assert isinstance(fold, Fold)
+
+    mask = last[fold.x]
+    plain = not (isinstance(mask, Mask) and isinstance(last[mask.x], Map))
+
+    def build(config: HopperConfig) -> Kernel:
+        plan = list(hopper_stages(variant, signature, target, config, graph))[-1].level
+        assert isinstance(plan, Schedule)
+        return plan.kernels[-1]
+
+    return tuple(c.config for c in hopper.ranked(signature, target, policies(fold, plain), build))
 
 
 def ranked(variant: Variant, signature: Signature, target: Target) -> tuple[AnyConfig, ...]:
     """Configurations of the target, best first."""
-    pick = hopper.candidates if target.has(Feature.WGMMA) else candidates
-    return pick(variant, signature, target)
+    return _ranked(variant.variant_key(), variant, signature, target)

@@ -3,7 +3,8 @@
 Items of one head, or of a section of heads whose keys and values fit the L2 cache, run at about the same time. Where
 row tiles differ in length (causal masks), the longest of a section come first and each goes to the CTA with the least
 work so far (longest processing time first, Graham 1969); the section size is the one with the least imbalance in that
-simulation. Otherwise items are dealt in turn."""
+simulation. Where all are of one length, or where the length depends on data (order=ascending), items are dealt in
+turn."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 from attngen.errors import PassError
 from attngen.expr import Expr, substitute
-from attngen.ir.schedule import Kernel, Tiles
+from attngen.ir.schedule import Kernel, Order, Tiles
 from attngen.ir.walk import integer, value
 
 SECTION_MEGABYTES = (6, 10, 16, 22, 28, 36)  # of keys and values in the L2 cache at once
@@ -41,17 +42,18 @@ def tile_counts(kernel: Kernel, sizes: Mapping[str, int]) -> tuple[int, ...]:
     env = {integer(name): n for name, n in sizes.items()}
     counts = [value(end, {**env, integer("m"): m}) for m in range(-(-sizes["seqlen_q"] // kernel.work.block_m))]
     if None in counts:
-        raise PassError(f"{kernel.name}: the number of key tiles depends on more than the row tile; use a device table")
+        raise PassError(f"{kernel.name}: the number of key tiles depends on more than the row tile: order=ascending")
     return tuple(n for n in counts if n is not None)
 
 
 def work_table(kernel: Kernel, sizes: Mapping[str, int], head_bytes: int, ctas: int) -> WorkTable:
     """`head_bytes`: keys and values of one key head. `ctas`: CTAs of the grid."""
-    counts = tile_counts(kernel, sizes)
     heads = [(h, b) for b in range(sizes["batch"]) for h in range(sizes["heads"])]
     block_n = next(b for b in kernel.buffers if b.slots > 1 or b.name == "sK").layout.rows
-    if len(set(counts)) == 1:
-        items = [(m, h, b) for h, b in heads for m in range(len(counts))]
+    rows = -(-sizes["seqlen_q"] // kernel.work.block_m)
+    counts = tile_counts(kernel, sizes) if kernel.work.order is Order.LONGEST_FIRST else ()
+    if len(set(counts)) <= 1:
+        items = [(m, h, b) for h, b in heads for m in range(rows)]
         bins = [items[c::ctas] for c in range(ctas)]
     else:
         bins = _balanced(counts, heads, sizes["group"], head_bytes, block_n, ctas)

@@ -23,6 +23,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("specification", ("masks", "scores", "variants", "spec", "signature", "reference")),
     ("levels", ("ir",)),
+    ("machine model", ("model",)),
     ("passes", ("passes",)),
     ("pipeline", ("pipelines", "ir.interpret")),
     ("text", ("params", "cprint", "render", "lowering", "lower")),

@@ -165,10 +165,12 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """Tiles of class `cls`: the counter runs on while it is below `end`."""
+    """Tiles of class `cls`: the counter runs on while it is below `end`. An unrolled loop leaves a range after a whole
+    round: before the round that `end` cuts if `whole` (no other tile may run as this class), else behind it."""
 
     cls: str
     end: Expr
+    whole: bool = False
 
 
 class Classes(Enum):

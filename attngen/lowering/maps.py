@@ -30,8 +30,9 @@ def map_call(context: RoleContext, op: o.Map) -> tuple[str, dict[str, Argument]]
     """A scope with the locals, and a pass for each scope that has statements."""
     over, text, target = context.values[op.over.name], MapText(context, op), context.target
     rows, lines = over.rows // 8, list(text.locals)
-    first = {"i": context.row0, "j": f"n * {over.cols} + 2 * quad" if over.cols_axis == "N" else "2 * quad"}
-    for index in ("i", "j"):
+    column = "2 * quad"
+    first = {"i": context.row0, "j": f"n * {over.cols} + {column}" if over.cols_axis == "N" else column, "jt": column}
+    for index in first:
         if text.uses(index):
             lines.append(f"const int {index}0 = {first[index]};")
         if text.uses(f"{index}_f"):
@@ -72,10 +73,10 @@ class MapText:
 
     def with_indices(self, scope: Scope) -> list[str]:
         """The statements of a scope below the declarations of the indices they use."""
-        step = {"i": "8 * ri", "j": "8 * ci + ei"}
+        step = {"i": "8 * ri", "j": "8 * ci + ei", "jt": "8 * ci + ei"}
         text = "\n".join(self.lines[scope])
         head = []
-        for index in ("i", "j"):
+        for index in step:
             if re.search(rf"\b{index}\b", text):
                 head.append(f"const int {index} = {index}0 + {step[index]};")
             if re.search(rf"\b{index}_f\b", text):
@@ -83,7 +84,7 @@ class MapText:
         return head + self.lines[scope]
 
     def spell(self, v: Expr) -> str:
-        if v.name in ("i", "j"):
+        if v.name in ("i", "j", "jt"):  # of the row, of the column, of the column within its tile
             return v.name
         scope = self.local_scope.get(v.name)
         if scope is not None:

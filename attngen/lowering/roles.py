@@ -33,7 +33,7 @@ def step_lines(context: HopperContext, steps: Sequence[Step], cls: str, values: 
         bound = at_phase(step, values)
         if isinstance(bound, Guard):
             inner: list[str] = []
-            for op in bound.body:
+            for op in (x for x in bound.body if x.only in ("", cls)):
                 inner += [f"// {describe(op)}", *op_lines(context, op)]
             lines += call(context.target, "guard", {"predicate": context.expr(bound.pred), "lines": inner})
         else:
@@ -82,15 +82,9 @@ def conditions(context: HopperContext, node: Tiles, cls: str) -> list[str]:
 
 
 def before_end(context: HopperContext, node: Tiles, k: int) -> str:
-    """A round belongs to range k or one before it. Ranges are left after whole rounds, so one of two classes gets tiles
-    of the other: the one whose ops include the other's (a mask on a full tile changes nothing, a missing one does)."""
-    here, after = (set(ids_of(node, r.cls)) for r in node.ranges[k : k + 2])
-    end = context.expr(node.ranges[k].end)
-    return f"{node.var} < {end}" if here >= after else f"{node.var} + {node.unroll - 1} < {end}"
-
-
-def ids_of(node: Tiles, cls: str) -> list[str]:
-    return [step.id for step in (*node.step, *node.drain) if step.only in ("", cls)]
+    """A round belongs to range k or one before it."""
+    end, whole = context.expr(node.ranges[k].end), node.ranges[k].whole
+    return f"{node.var} + {node.unroll - 1} < {end}" if whole else f"{node.var} < {end}"
 
 
 def indented(lines: Sequence[str]) -> str:

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from attngen.expr import DType, Expr, Op, const, load, maximum, minimum, rewrite, sub, var
+from attngen.expr import (
+    SEQLEN_Q,
+    DType,
+    Expr,
+    I,
+    Op,
+    const,
+    load,
+    maximum,
+    minimum,
+    rewrite,
+    sub,
+    substitute,
+    var,
+    variables,
+)
 
 
 def bounded(e: Expr) -> Expr:
@@ -23,3 +38,17 @@ def _clamped(a: Expr, size: Expr) -> Expr:
     if a.op is Op.CONST:
         return a
     return minimum(a, last) if a.op is Op.VAR else minimum(maximum(a, const(0)), last)
+
+
+def within(e: Expr) -> Expr:
+    """Indices for a tile whose pairs are all visible: those of positions are inside, but rows of padding, which are
+    moved to the last query. `bounded(e)` where nothing is read by position."""
+
+    def last_row(x: Expr) -> Expr | None:
+        if x.op is not Op.LOAD:
+            return None
+        if not variables(*x.args) & {"i", "j"}:
+            return bounded(x)
+        return load(x.name, tuple(substitute(a, {I: minimum(I, sub(SEQLEN_Q, const(1)))}) for a in x.args), x.dtype)
+
+    return rewrite(e, last_row)

@@ -14,6 +14,8 @@ from attngen.ir.graph import Fold, State
 from attngen.ir.ops import Map, Reduce, ReduceKind, Ref, Scope, Stmt, Vote
 from attngen.ir.ops import Op as TileOp
 from attngen.ir.schedule import Guard
+from attngen.passes.exponent import exponent, with_score
+from attngen.passes.ranges import TileClass
 from attngen.passes.scopes import Scopes, Target
 from attngen.passes.stream import before, reference
 
@@ -23,19 +25,23 @@ TOO_LARGE = 1024.0  # a thread's part of a row sum beyond it: weights leave the 
 FAR = 2.0**-8  # CONDITIONAL moves the reference when the correction would be smaller
 GROWING = 2.0**-4  # a correction below it: the next tile is expected to move the reference too
 X = var("x", DType.F32)
+PART = "_t"  # ends the names of sums of one tile
+MASKED, FULL = TileClass.MASKED.value, TileClass.FULL.value
 NEED, HOT = var("need", DType.BOOL), var("hot", DType.BOOL)
 
 
-def policies(fold: Fold) -> tuple[FoldPolicy, ...]:
+def policies(fold: Fold, plain: bool) -> tuple[FoldPolicy, ...]:
     """Those that a fold allows. REFERENCE needs a plain sum of the weights of each contraction, to see their size in;
-    without a maximum there is nothing to choose."""
+    without a maximum there is nothing to choose. `plain`: scores are a multiple of the logits, so that taking a maximum
+    needs no more than them."""
     maxima = [s for s in fold.states if s.kind is ReduceKind.MAX]
     sums = {s.element for s in fold.states if s.kind is ReduceKind.SUM and not s.operand}
     weights = [s.element for s in fold.states if s.operand]
     if len(maxima) != 1:
         return (FoldPolicy.RUNNING,)
     if weights and all(w in sums and w.op is Op.EXP2 for w in weights):
-        return (FoldPolicy.REFERENCE, FoldPolicy.CONDITIONAL, FoldPolicy.RUNNING)
+        by_reference = (FoldPolicy.REFERENCE, FoldPolicy.ANTICIPATED) if plain else (FoldPolicy.REFERENCE,)
+        return (*by_reference, FoldPolicy.CONDITIONAL, FoldPolicy.RUNNING)
     return (FoldPolicy.CONDITIONAL, FoldPolicy.RUNNING)
 
 
@@ -45,6 +51,8 @@ class FoldOps:
 
     fold: Fold
     scopes: Scopes
+    block_n: int
+    full_score: Expr | None = None  # of a full tile, an expression of the logit; None: the logit itself
     rows: dict[str, str] = field(default_factory=dict)
     uniform: list[str] = field(default_factory=list)
     factor: dict[str, str] = field(default_factory=dict)  # accumulator -> row value that corrects it
@@ -98,18 +106,26 @@ class FoldOps:
                 self.factor[other.name] = factors[correction]
         return body
 
-    def elements(self, used: dict[Expr, Expr], suffix: str = "", fresh: bool = False) -> tuple[Stmt, ...]:
-        """What a tile's scores add to the sums. `suffix`: of plain sums kept apart; `fresh`: they start at 0."""
-        z = {var(self.fold.x, DType.F32): var(SCORE, DType.F32)}
+    def elements(
+        self, used: dict[Expr, Expr], suffix: str = "", fresh: bool = False, score: Expr | None = None
+    ) -> tuple[Stmt, ...]:
+        """What a tile's scores add to the sums. `suffix`: of plain sums kept apart; `fresh`: they start at 0; `score`:
+        as an expression of the logit, which then is what the fragment holds."""
+        z, held = var(self.fold.x, DType.F32), var(SCORE, DType.F32)
         start = [Stmt(scope=Scope.ROW, target=s.name + suffix, value=ZERO) for s in self.plain] if fresh else []
         for s in self.plain:
             self.row(s.name + suffix)
         targets = [
             Target(WEIGHTS, value) if s.operand else Target(s.name + suffix, value, accumulate=True)
             for s in self.fold.states if s.kind is not ReduceKind.MAX
-            for value in (substitute(s.element, {**z, **used}),)
+            for value in (self._element(substitute(s.element, used), z, held, score),)
         ]  # fmt: skip
         return (*start, *self.scopes.split(*targets))
+
+    def _element(self, e: Expr, z: Expr, held: Expr, score: Expr | None) -> Expr:
+        if score is None:
+            return substitute(e, {z: held})
+        return with_score(e, z, score, held, self.scopes, self.block_n)
 
     # ---- ops -----------------------------------------------------------------------------------------------------
 
@@ -146,9 +162,9 @@ class FoldOps:
                              Stmt(scope=Scope.ROW, target=name, value=reference(r))]),
             ]  # fmt: skip
         ops.append(_map(SCORE, self.elements(used, fresh=True)))
-        if policy is FoldPolicy.REFERENCE:  # factors that no accumulator waits for
+        if policy is FoldPolicy.ANTICIPATED:  # factors that no accumulator waits for
             ops.append(_map(SCORE, [Stmt(scope=Scope.ROW, target=a, value=ONE) for a in self.factors]))
-            ops.append(self._vote(HOT, _any(self._growing())))
+            ops.append(self._vote(HOT, self._growing()))
         return ops
 
     def update(self, policy: FoldPolicy) -> list[Step]:
@@ -160,6 +176,8 @@ class FoldOps:
                 return self._conditional()
             case FoldPolicy.REFERENCE:
                 return self._reference()
+            case FoldPolicy.ANTICIPATED:
+                return self._anticipated()
 
     def _running(self) -> list[Step]:
         used: dict[Expr, Expr] = {}
@@ -186,33 +204,61 @@ class FoldOps:
         ]
 
     def _reference(self) -> list[Step]:
+        """The elements of a full tile come from the logits themselves where the score is more than a multiple of them:
+        only a tile that is done again, or masked, has its scores in registers."""
+        used: dict[Expr, Expr] = {}
+        redone = self.moved(used)
+        fused = self.full_score is not None
+        return [
+            *self._only(MASKED if fused else "", self.elements({}, PART, fresh=True)),
+            *self._only(FULL, self.elements({}, PART, fresh=True, score=self.full_score) if fused else ()),
+            self._vote(NEED, self._large()),
+            _guard(NEED, [*self._only(FULL, self.scored()), *redone,
+                          _map(SCORE, self.elements(used, PART, fresh=True))]),
+            _map(SCORE, self._summed()),
+            _guard(NEED, self.corrected()),
+        ]  # fmt: skip
+
+    def _anticipated(self) -> list[Step]:
         used: dict[Expr, Expr] = {}
         expected, redone = self.moved({}, pending=True), self.moved(used, pending=True)
-        part = "_t"
-        plain = [var(s.name + part, DType.F32) for s in self.plain]
-        large = [make(Op.NOT, make(Op.LE, x, const(TOO_LARGE))) for x in plain]  # true for NaN as well
-        sums = [Stmt(scope=Scope.ROW, target=s.name, value=add(var(s.name, DType.F32), x))
-                for s, x in zip(self.plain, plain, strict=True)]  # fmt: skip
         ones = [Stmt(scope=Scope.ROW, target=a, value=ONE) for a in self.factors]
+        done = [self._vote(HOT, self._growing()), *self.corrected(), _map(SCORE, ones)]
         return [
-            # the last tile moved the reference far: this one is expected to, and its maximum is cheaper than doing it
-            # twice. The flag falls when a tile does not
             _guard(HOT, expected),
-            _map(SCORE, self.elements({}, part, fresh=True)),
-            self._vote(NEED, _any(large)),
-            _guard(NEED, [*redone, _map(SCORE, self.elements(used, part, fresh=True))]),
-            _map(SCORE, sums),
-            _guard(
-                make(Op.OR, NEED, HOT), [self._vote(HOT, _any(self._growing())), *self.corrected(), _map(SCORE, ones)]
-            ),
+            _map(SCORE, self.elements({}, PART, fresh=True)),
+            self._vote(NEED, self._large()),
+            _guard(NEED, [*redone, _map(SCORE, self.elements(used, PART, fresh=True))]),
+            _map(SCORE, self._summed()),
+            _guard(make(Op.OR, NEED, HOT), done),
         ]
+
+    def _large(self) -> Expr:
+        """A sum of the tile is too large, or no number."""
+        return _any([make(Op.NOT, make(Op.LE, var(s.name + PART, DType.F32), const(TOO_LARGE))) for s in self.plain])
+
+    def _growing(self) -> Expr:
+        return _any([make(Op.LT, var(a, DType.F32), const(GROWING)) for a in self.factors])
+
+    def _summed(self) -> list[Stmt]:
+        return [
+            Stmt(scope=Scope.ROW, target=s.name, value=add(var(s.name, DType.F32), var(s.name + PART, DType.F32)))
+            for s in self.plain
+        ]
+
+    def scored(self) -> tuple[Stmt, ...]:
+        """The scores of a full tile put in place of its logits."""
+        if self.full_score is None:
+            return ()
+        value = exponent(self.full_score, None, var(SCORE, DType.F32), self.scopes, self.block_n)
+        return self.scopes.split(Target(SCORE, value))
+
+    def _only(self, cls: str, body: tuple[Stmt, ...]) -> list[Map]:
+        return [Map(id="", only=cls, over=Ref(name=SCORE), body=body)] if body else []
 
     @property
     def factors(self) -> list[str]:
         return sorted(set(self.factor.values()))
-
-    def _growing(self) -> list[Expr]:
-        return [make(Op.LT, var(a, DType.F32), const(GROWING)) for a in self.factors]
 
     def _vote(self, dst: Expr, pred: Expr) -> Vote:
         if dst.name not in self.uniform:

@@ -50,7 +50,7 @@ class Scopes:
         return join(self._leaf(x) for x in walk(e) if x.op is Op.VAR)
 
     def _leaf(self, v: Expr) -> Scope:
-        return {"i": Scope.ROW, "j": Scope.COL}.get(v.name) or self.base.get(v.name, Scope.ITEM)
+        return {"i": Scope.ROW, "j": Scope.COL, "jt": Scope.COL}.get(v.name) or self.base.get(v.name, Scope.ITEM)
 
     def _name(self, e: Expr) -> str:
         wanted = self.names.get(e, "")

@@ -13,6 +13,7 @@ from attngen.expr import (
     COMPARES,
     FLOAT_RANGE,
     ONE,
+    SCALE,
     SEQLEN_K,
     SEQLEN_Q,
     DType,
@@ -48,7 +49,42 @@ _STEPS = COMPARES | {Op.FLOOR, Op.I32}  # a rounding in their operand can become
 
 
 def exp_of(x: Expr) -> Expr:
-    return make(Op.EXP2, mul(x, LOG2E))
+    """A sum stays whole: the fold's references are found in differences."""
+    return make(Op.EXP2, scaled(x, LOG2E) if x.op is Op.MUL else mul(x, LOG2E))
+
+
+def scaled(e: Expr, c: Expr) -> Expr:
+    """e * c for a positive constant, taken up by what costs nothing: constants and scalars of the item."""
+    match e.op:
+        case Op.ADD | Op.SUB:
+            return make(e.op, scaled(e.args[0], c), scaled(e.args[1], c))
+        case Op.NEG:
+            return make(Op.NEG, scaled(e.args[0], c))
+        case Op.WHERE:
+            return make(Op.WHERE, e.args[0], scaled(e.args[1], c), scaled(e.args[2], c))
+        case Op.MIN | Op.MAX:
+            return make(e.op, scaled(e.args[0], c), scaled(e.args[1], c))
+        case Op.MUL:
+            free = next((k for k in (1, 0) if not _varies(e.args[k])), None)
+            if free is not None:
+                return mul(e.args[1 - free], _product(e.args[free], c))
+        case _:
+            pass
+    return mul(e, c)
+
+
+def _product(a: Expr, c: Expr) -> Expr:
+    """Of two scalars; constants are multiplied here, whichever part of a product they are."""
+    if a.op is Op.CONST and c.op is Op.CONST and a.value is not None and c.value is not None:
+        return const(float(a.value) * float(c.value))
+    if a.op is Op.MUL and a.args[1].op is Op.CONST:
+        return mul(a.args[0], _product(a.args[1], c))
+    return mul(a, c)
+
+
+def _varies(e: Expr) -> bool:
+    """Depends on a position or on the logit."""
+    return bool(variables(e) - {"b", "h", SCALE.name, "seqlen_q", "seqlen_k"})
 
 
 def _hardware(e: Expr) -> Expr | None:
@@ -60,7 +96,7 @@ def _hardware(e: Expr) -> Expr | None:
             return mul(make(Op.LOG2, e.args[0]), LN2)
         case Op.TANH:
             # 1 - 2 / (1 + e^2x): exact limits at +-inf, absolute error of one rounding near 0
-            return sub(ONE, mul(const(2.0), make(Op.RCP, add(ONE, exp_of(mul(const(2.0), e.args[0]))))))
+            return sub(ONE, mul(make(Op.RCP, add(ONE, exp_of(scaled(e.args[0], const(2.0))))), const(2.0)))
         case Op.SIGMOID:
             return make(Op.RCP, add(ONE, exp_of(make(Op.NEG, e.args[0]))))
         case Op.DIV:
@@ -68,9 +104,7 @@ def _hardware(e: Expr) -> Expr | None:
             return mul(e.args[0], const(inverse)) if inverse and abs(math.frexp(inverse)[0]) == 0.5 else None
         case Op.MUL if e.args[1].op is Op.CONST and e.args[0].op is Op.MUL and e.args[0].args[1].op is Op.CONST:
             if e.dtype is DType.F32:  # (x * c1) * c2, as nested rules leave it
-                c1, c2 = e.args[0].args[1].value, e.args[1].value
-                assert c1 is not None and c2 is not None
-                return mul(e.args[0].args[0], const(float(c1) * float(c2)))
+                return mul(e.args[0].args[0], _product(e.args[0].args[1], e.args[1]))
         case Op.F32:
             return _convert(e.args[0])
         case _:

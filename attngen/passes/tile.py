@@ -36,8 +36,9 @@ from attngen.ir.ops import Op as TileOp
 from attngen.ir.program import ContractTile, LoadTile, Program, StoreTile, StoreVector, TileValue, numbered
 from attngen.ir.schedule import Access, Elem, ScalarArg, Step, TensorArg, Workspace
 from attngen.layout import Fragment
-from attngen.passes.bounded import bounded
+from attngen.passes.bounded import bounded, within
 from attngen.passes.choose import padded
+from attngen.passes.exponent import exponent
 from attngen.passes.policy import ACCUMULATOR, WEIGHTS, FoldOps
 from attngen.passes.ranges import Visit
 from attngen.passes.scopes import Scopes, Target
@@ -53,7 +54,7 @@ _STORAGE |= {Storage.I32: Elem.I32, Storage.I64: Elem.I64, Storage.U8: Elem.U8}
 RESERVED = frozenset((  # names that the text of a kernel gives a meaning to
     "b h i j m n t p q k v o out lse rS rP rO sQ sK sV sO tid warp lane quad smem m_tiles bh hkv i_lo i_hi "
     "n_lo n_hi full_lo full_hi end0 end1 end2 seen_lo seen_hi masked count ri ci ei at packed i0 j0 i_f j_f "
-    "i0_f j0_f scale seqlen_q seqlen_k heads batch group w w_lo w_hi steps need hot slot"
+    "i0_f j0_f scale seqlen_q seqlen_k heads batch group w w_lo w_hi steps need hot slot jt"
 ).split())
 
 
@@ -97,13 +98,30 @@ class _Tiler:
             self.ops.append(ContractTile(id=self.next_id(), d=Ref(name="rS"), a=Ref(name="sQ"),
                                          b=Ref(name="sK", transposed=True), zero=True))  # fmt: skip
         score = self.graph[mask.x]
-        fragment = var("rS", DType.F32)
         if isinstance(score, Map):
-            value = substitute(bounded(score.expr), {var(i, DType.F32): fragment for i in score.inputs})
-            self.map("rS", self.scopes.split(Target("rS", value)), note=_where(self.variant, "score"))
+            self.score(score)
         visible = conj(make(Op.LT, J, SEQLEN_K), bounded(mask.visible))
-        hidden = make(Op.WHERE, visible, fragment, mask.hidden)
+        hidden = make(Op.WHERE, visible, var("rS", DType.F32), mask.hidden)
         self.map("rS", self.scopes.split(Target("rS", hidden)), only="masked", note=_where(self.variant, "mask"))
+
+    def score(self, score: Map) -> None:
+        """The user's score in place of the logits. In a full tile every pair of a query and a key is visible, and so
+        inside of what a captured tensor has: only rows of padding are moved, to the last query."""
+        logits = {var(i, DType.F32): var("rS", DType.F32) for i in score.inputs}
+        anywhere = substitute(bounded(score.expr), logits)
+        note = _where(self.variant, "score")
+        if isinstance(self.config, Config):
+            self.map("rS", self.scopes.split(Target("rS", anywhere)), note=note)
+            return
+        full = substitute(within(score.expr), logits)
+        if self.config.policy is FoldPolicy.REFERENCE:
+            self.fold_ops.full_score = full
+        for value, only in ((anywhere, "masked"), (full, "full")) if full is not anywhere else ((anywhere, ""),):
+            if only == "full" and self.fold_ops.full_score is not None:
+                continue  # the elements are made of the logits
+            only = "masked" if self.fold_ops.full_score is not None else only
+            grouped = exponent(value, None, var("rS", DType.F32), self.scopes, self.config.block_n)
+            self.map("rS", self.scopes.split(Target("rS", grouped)), only=only, note=note)
 
     def fold_steps(self) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
         """What the fold does with a tile's scores before the contraction with the values: first tile, later ones."""
@@ -196,13 +214,15 @@ def tile(graph: Graph, variant: Variant, signature: Signature, config: AnyConfig
     names = {simplify_expr(e): n for e, n in variant.names} | {s.units: "scale_log2" for s in fold.states if s.units}
     base = dict.fromkeys(("x", "gain", "inv", "a", "a1", "a_f", "a1_f"), Scope.ROW)
     base |= {"rS": Scope.ELEM, "rO": Scope.ELEM}
+    if not isinstance(config, Config):
+        base["n"] = Scope.ROW  # of the tile: nothing that depends on it is done once an item
     base |= {f"{s.name}{end}": Scope.ROW for s in fold.states for end in ("", "_old", "_ref", "_t")}
     taken = {*RESERVED, *base, *(c.name for c in variant.captures)}
     scopes = Scopes(base, names, taken)
     elem = Elem.BF16 if signature.dtype.value == "bf16" else Elem.F16
     # the copy engine has no other limit than the tensor's end
     seen_lets, seen = seen_keys(variant.mask) if isinstance(config, Config) else ((), (None, SEQLEN_K))
-    t = _Tiler(graph, fold, variant, signature, config, elem, scopes, FoldOps(fold, scopes), seen=seen)
+    t = _Tiler(graph, fold, variant, signature, config, elem, scopes, FoldOps(fold, scopes, config.block_n), seen=seen)
     t.scores()
     scored = tuple(t.ops)
     first, later = t.fold_steps()
@@ -224,8 +244,8 @@ def tile(graph: Graph, variant: Variant, signature: Signature, config: AnyConfig
 
 
 def _unmasked(ops: tuple[Step, ...]) -> tuple[Step, ...]:
-    """For the first tile, whose class is not known: everything is done."""
-    return numbered(tuple(replace(op, only="") for op in ops))
+    """For the first tile, whose class is not known: as if masked."""
+    return numbered(tuple(replace(op, only="") for op in ops if op.only in ("", "masked")))
 
 
 def _uniform(t: _Tiler) -> tuple[TileValue, ...]:

@@ -1,21 +1,41 @@
-"""units: Graph -> Graph. Chooses the unit in which a fold keeps its reference.
+"""units: Graph -> Graph. Chooses the unit in which a fold keeps its scores and its reference.
 
-Before   elements exp2((scale*s - r) * log2e): a subtraction and a multiplication after the scaling
-After    r kept in log2 units of the raw scores: exp2(s*c - r) with c = scale*log2e, one FMA an element
-Needs    the scores are a positive row constant times raw scores, and nothing else; the constant of a usual size
-Why      an FMA an element is what the exponential can overlap with. A negative or zero scale does not commute with the
-         maximum, and any other score keeps natural units: a bias of finfo.min times log2e would overflow to -inf"""
+Before   elements exp2((z - r) * log2e): a subtraction and a multiplication an element
+After    scale * s alone: the reference in log2 units of the raw scores, exp2(s*c - r) with c = scale*log2e, one FMA.
+         Any other score: multiplied by log2e, which its own constants and scalars take up, exp2(z - r)
+Needs    a scale that is positive and of a usual size. Scores that cannot come near the end of float32's range: log2e
+         times a bias of finfo.min, from a constant or a table read by position, would be -inf. Those keep natural units
+Why      what an element costs beside its exponential competes with the tensor cores for issue slots"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 
-from attngen.expr import SCALE, DType, Expr, Op, add, make, mul, neg, rewrite, substitute, var
+from attngen.expr import (
+    SCALE,
+    DType,
+    Expr,
+    Op,
+    add,
+    loads,
+    make,
+    mul,
+    neg,
+    rewrite,
+    sub,
+    substitute,
+    var,
+    variables,
+    walk,
+)
 from attngen.fold import fold as fold_expr
 from attngen.ir.graph import Fold, Graph, Map, Mask, Node, State
 from attngen.ir.ops import ReduceKind
-from attngen.passes.simplify import LN2, LOG2E
+from attngen.passes.simplify import LN2, LOG2E, scaled, simplify_expr
 from attngen.passes.stream import before
+
+USUAL = 1e30  # constants up to it leave room for log2e and for a sum
 
 
 def units(graph: Graph, scale_positive: bool) -> Graph:
@@ -26,7 +46,7 @@ def units(graph: Graph, scale_positive: bool) -> Graph:
         return graph
     maxima = [s.name for s in fold.states if s.kind is ReduceKind.MAX]
     raw = next((i for i in score.inputs if score.expr is mul(SCALE, var(i, DType.F32))), None)
-    if raw is None or len(maxima) != 1:
+    if len(maxima) != 1 or (raw is None and not tame(score.expr)):
         return graph
     z, r = var(mask.id, DType.F32), var(maxima[0], DType.F32)
     c = mul(SCALE, LOG2E)
@@ -39,14 +59,14 @@ def units(graph: Graph, scale_positive: bool) -> Graph:
         if y is not r:
             return None
         if x is z:
-            return make(Op.FMA, z, c, neg(r))
+            return sub(z, r) if raw is None else make(Op.FMA, z, c, neg(r))
         # the extra element rounds as the reference does: if it is the maximum, its power is 0
         return make(Op.SUB, x if x is before(r.name) else mul(x, LOG2E), r)
 
     def one(s: State) -> State:
         if s.kind is ReduceKind.MAX:
             extra = None if s.extra is None else mul(s.extra, LOG2E)
-            return dataclasses.replace(s, units=c, extra=extra)
+            return dataclasses.replace(s, units=None if raw is None else c, extra=extra)
         rewritten = {
             k: None if v is None else rewrite(v, element)
             for k, v in (("element", s.element), ("correction", s.correction), ("extra", s.extra))
@@ -59,13 +79,22 @@ def units(graph: Graph, scale_positive: bool) -> Graph:
     for node in graph.nodes:
         if node is fold:
             nodes.append(dataclasses.replace(fold, states=states))
-        elif node is mask:
+        elif node is mask and raw is not None:
             nodes.append(dataclasses.replace(mask, x=raw))
+        elif node is score and raw is None:
+            nodes.append(dataclasses.replace(score, expr=simplify_expr(scaled(score.expr, LOG2E))))
         elif isinstance(node, Map) and node.id in after:
             nodes.append(dataclasses.replace(node, expr=fold_expr(_factored(substitute(node.expr, {r: mul(r, LN2)})))))
         else:
             nodes.append(node)
     return Graph(graph.name, tuple(nodes)).live()
+
+
+def tame(e: Expr) -> bool:
+    """No value of the expression is beyond what logits, usual constants and scalars of a head make."""
+    constants = [x.value for x in walk(e) if x.op is Op.CONST and x.dtype is DType.F32]
+    by_position = any(variables(*x.args) & {"i", "j"} for x in loads(e))
+    return not by_position and not any(isinstance(c, float) and USUAL < abs(c) < math.inf for c in constants)
 
 
 def _factored(e: Expr) -> Expr:

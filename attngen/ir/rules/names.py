@@ -15,7 +15,7 @@ from attngen.ir.schedule import Guard, Role, Tiles
 from attngen.ir.walk import expressions, references, statements, tiles_of
 from attngen.target import Feature
 
-INDICES = frozenset({"b", "h", "i", "j", "m", "n", "w"})  # of the item, of an element, of a part of a role
+INDICES = frozenset({"b", "h", "i", "j", "jt", "m", "n", "w"})  # of the item, of an element, of a part of a role
 FEATURES: dict[type[Op], Feature] = {
     o.CpAsync: Feature.CP_ASYNC, o.CpCommit: Feature.CP_ASYNC, o.CpWait: Feature.CP_ASYNC,
     o.Ldmatrix: Feature.LDMATRIX, o.MmaSync: Feature.LDMATRIX,
@@ -143,14 +143,13 @@ def slots(case: Case) -> Iterator[Finding]:
 
 def classes(case: Case) -> Iterator[Finding]:
     """An op of a class that no range has is never executed, and outside of a loop there are no classes. Of two ranges
-    that follow one another in an unrolled loop, one has all ops of the other: it takes over the rest of a round."""
+    that follow one another in an unrolled loop, one takes over what is left of the other's last round."""
     for role in case.kernel.roles:
         for loop in (n for n in role.item.body if isinstance(n, Tiles) and n.unroll > 1):
-            kept = [{s.id for s in (*loop.step, *loop.drain) if s.only in ("", r.cls)} for r in loop.ranges]
-            for k, (here, after) in enumerate(pairwise(kept)):
-                if not (here <= after or here >= after):
-                    message = f"neither of {loop.ranges[k].cls} and {loop.ranges[k + 1].cls} has all ops of the other"
-                    yield Finding("classes", f"{message}, and rounds of {loop.unroll} steps are not split", "")
+            for here, after in pairwise(loop.ranges):
+                if here.whole == after.whole:
+                    message = f"of {here.cls} and {after.cls}, one has to be whole and the other not: what is left of a"
+                    yield Finding("classes", f"{message} round of {loop.unroll} steps goes to the other class", "")
         for node in role.item.body:
             known = {r.cls for r in node.ranges} if isinstance(node, Tiles) else set()
             for step in node.step if isinstance(node, Tiles) else node.ops:

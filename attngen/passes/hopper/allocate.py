@@ -31,7 +31,7 @@ def names(value: Any) -> Iterator[str]:
 
 def used_lets(role: Role) -> tuple[Stmt, ...]:
     wanted = set(names(role.item.body))
-    if "j" in wanted:
+    if "j" in wanted:  # n itself is found where an expression names it
         wanted.add("n")  # the index of a key follows from its tile's
     kept: list[Stmt] = []
     for let in reversed(role.item.lets):

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from attngen.config import HopperConfig
 from attngen.errors import PassError
-from attngen.expr import DType, Expr, Op, add, const, make, mul, sub, substitute, var
+from attngen.expr import DType, Expr, Op, add, const, loads, make, mul, sub, substitute, var, variables
 from attngen.fold import fold
 from attngen.ir.ops import (
     BulkCommit,
@@ -59,6 +59,7 @@ from attngen.ir.schedule import (
 )
 from attngen.layout import SmemLayout, Swizzle
 from attngen.passes.hopper.flight import reads, writes
+from attngen.passes.ranges import TileClass
 from attngen.passes.visits import ROWS_A_GROUP
 from attngen.target import Target
 
@@ -171,7 +172,10 @@ class Stager:
         last = [self.at_tile(op, sub(T, const(1))) for op in one]
         step = [self.at_tile(op, T) for op in zero]
         epilogue = [op for op in p.epilogue if not isinstance(op, StoreTile | StoreVector)]
-        ranges = tuple(Range(cls=c, end=e) for c, e in zip(p.loop.classes, p.loop.ends, strict=True))
+        ranges = tuple(
+            Range(cls=c, end=e, whole=c == TileClass.FULL.value)
+            for c, e in zip(p.loop.classes, p.loop.ends, strict=True)
+        )
         tiles = Tiles(
             var="t", start=1, ranges=ranges, lets=(self.tile_let(),),
             step=numbered("S", self.merged(step, last)), drain=numbered("D", [*last, *epilogue] if last else []),
@@ -286,6 +290,15 @@ def registers(config: HopperConfig, regs_per_sm: int) -> tuple[int, int]:
     return load, min(240, (launch * threads - load * GROUP_THREADS) // (GROUP_THREADS * config.warpgroups) // 8 * 8)
 
 
+def order_of(program: Program) -> Order:
+    """By length, where it follows from the row tile; what depends on data, or on the head, comes in turn."""
+    count = program.loop.count
+    for let in reversed(program.lets):
+        count = substitute(count, {var(let.target, let.value.dtype): let.value})
+    known = not loads(count) and not {"b", "h"} & variables(count)
+    return Order.LONGEST_FIRST if known else Order.ASCENDING
+
+
 def stage(program: Program, target: Target, pieces: int, facts: tuple[Fact, ...]) -> Schedule:
     """`pieces`: the output leaves in as many blocks of columns, each through the same staging buffer."""
     s = Stager(program, pieces)
@@ -303,7 +316,7 @@ def stage(program: Program, target: Target, pieces: int, facts: tuple[Fact, ...]
     turn = Barrier(name=OUTPUT_TURN, first=1, threads=GROUP_THREADS, count=config.warpgroups)
     kernel = Kernel(
         name=program.name, threads=GROUP_THREADS * (config.warpgroups + 1), min_ctas=1,
-        work=Work(source=WorkSource.TABLE, order=Order.LONGEST_FIRST, block_m=config.block_m),
+        work=Work(source=WorkSource.TABLE, order=order_of(program), block_m=config.block_m),
         tensors=program.tensors, scalars=program.scalars, buffers=s.buffers(), barriers=(turn,), roles=(load, math),
     )  # fmt: skip
     return Schedule(

@@ -1,0 +1,116 @@
+"""The exponent of an element, summed in the order in which it costs an element least.
+
+An exponent is `score - reference`. Its terms are grouped by the index they depend on: what belongs to the item or the
+row is added to the reference once a row, what belongs to the column once a column; an element then costs one addition
+for each group it needs, and one FMA for the logit and for each term of its own.
+
+Distances are split at the tile: `i - j` = (i - n * block_n) - jt with jt the column within the tile, in integers, so
+that the row's part and the column's stay small where the weight is not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attngen.expr import ONE, DType, Expr, J, Op, add, const, make, mul, neg, sub, substitute, to_f32, var
+from attngen.ir.ops import Scope
+from attngen.passes.scopes import Scopes
+from attngen.passes.simplify import scaled
+from attngen.sums import Sum, depends, linear
+
+COLUMN, TILE = var("jt", DType.I32), var("n", DType.I32)
+
+
+@dataclass(frozen=True)
+class Term:
+    """sign * factor * base, the factor a scalar of the item."""
+
+    sign: int
+    factor: Expr
+    base: Expr
+
+
+def terms(e: Expr, scopes: Scopes, sign: int = 1, factor: Expr = ONE) -> list[Term]:
+    """`e` as a sum, products with scalars of the item distributed."""
+    if e.op in (Op.ADD, Op.SUB):
+        second = -sign if e.op is Op.SUB else sign
+        return [*terms(e.args[0], scopes, sign, factor), *terms(e.args[1], scopes, second, factor)]
+    if e.op is Op.NEG:
+        return terms(e.args[0], scopes, -sign, factor)
+    if e.op is Op.MUL:
+        free = next((k for k in (0, 1) if scopes.scope(e.args[k]) is Scope.ITEM), None)
+        if free is not None:
+            scaled = e.args[free] if factor is ONE else mul(factor, e.args[free])
+            return terms(e.args[1 - free], scopes, sign, scaled)
+    return [Term(sign, factor, e)]
+
+
+def split_distances(parts: list[Term], block_n: int) -> list[Term]:
+    """Conversions of integers that share a factor as one integer, split into the row's and the column's part."""
+    result: list[Term] = []
+    sums: dict[Expr, Sum] = {}
+    for t in parts:
+        if t.base.op is Op.F32 and t.base.args[0].dtype is DType.I32:
+            sums[t.factor] = sums.get(t.factor, Sum()) + linear(t.base.args[0]).times(t.sign)
+        else:
+            result.append(t)
+    for factor, total in sums.items():
+        slope = dict(total.terms).get(J, 0)
+        rest = Sum.of(((x, c) for x, c in total.terms if x is not J), total.constant)
+        if any(depends(x, "j") for x, _ in rest.terms):
+            result.append(Term(1, factor, to_f32(total.expr())))
+            continue
+        row = rest + linear(mul(TILE, const(block_n))).times(slope)
+        if row.terms or row.constant:
+            result.append(Term(1, factor, to_f32(row.expr())))
+        if slope:
+            sign, size = (1, slope) if slope > 0 else (-1, -slope)
+            result.append(Term(sign, factor, to_f32(COLUMN if size == 1 else mul(COLUMN, const(size)))))
+    return result
+
+
+def exponent(score: Expr, reference: Expr | None, logit: Expr, scopes: Scopes, block_n: int) -> Expr:
+    """`score - reference`, or the score alone (None)."""
+    parts = split_distances(terms(score, scopes), block_n)
+    groups: dict[Scope, list[Term]] = {Scope.ROW: [], Scope.COL: [], Scope.ELEM: []}
+    for t in parts:
+        scope = scopes.scope(t.base)
+        groups[Scope.ROW if scope is Scope.ITEM else scope].append(t)
+    # the logit last: its product is the one that is not ready before the loop body starts
+    own = sorted(groups[Scope.ELEM], key=lambda t: depends(t.base, logit.name))
+    total = None if reference is None else neg(reference)
+    for t in groups[Scope.ROW]:
+        total = plus(total, t)
+    if groups[Scope.COL]:
+        column: Expr | None = None
+        for t in groups[Scope.COL]:
+            column = plus(column, t)
+        assert column is not None
+        total = column if total is None else add(column, total)
+    for t in own:
+        total = plus(total, t)
+    return const(0.0) if total is None else total
+
+
+def plus(total: Expr | None, t: Term) -> Expr:
+    factor = t.factor if t.sign > 0 else neg(t.factor)
+    if total is None:
+        product = t.base if t.factor is ONE else mul(t.base, t.factor)
+        return product if t.sign > 0 else neg(product)
+    if t.factor is ONE:
+        return add(total, t.base) if t.sign > 0 else sub(total, t.base)
+    return make(Op.FMA, t.base, factor, total)
+
+
+def with_score(e: Expr, z: Expr, score: Expr, logit: Expr, scopes: Scopes, block_n: int) -> Expr:
+    """`e`, an element as an expression of the score `z`, on the logit itself."""
+    if e.op is Op.EXP2:
+        difference, unit = e.args[0], ONE
+        if difference.op is Op.MUL and difference.args[1].op is Op.CONST:
+            difference, unit = difference.args
+        if difference.op is Op.SUB and difference.args[0] is z and scopes.scope(difference.args[1]) is Scope.ROW:
+            # in another unit a value may overflow: the weights are then infinite, or no numbers, and the tile is redone
+            reference = difference.args[1]
+            if unit is not ONE:
+                score, reference = scaled(score, unit), mul(reference, unit)
+            return make(Op.EXP2, exponent(score, reference, logit, scopes, block_n))
+    return substitute(e, {z: score})
