@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from attngen.expr import DType, Expr, substitute, var, variables
 from attngen.expr import Op as ExprOp
 from attngen.ir.ops import Map, MmaSync, Op, Pointwise, Ref, ScanTiles, StFrag, Stmt, Wgmma
-from attngen.ir.schedule import Block, Classes, Guard, Kernel, Role, Step, Tiles
+from attngen.ir.schedule import Block, Classes, Guard, Kernel, Role, Step, Tiles, ops_of
 
 Env = Mapping[Expr, int]
 
@@ -358,6 +358,7 @@ class Facts:
     references: tuple[Ref, ...]
     operands: frozenset[str]
 
-    @staticmethod
-    def of(op: Op) -> Facts:
-        return Facts(reads(op), writes(op), references(op), operands(op))
+
+def facts_of(kernel: Kernel) -> Mapping[int, Facts]:
+    """Of each op, by its identity."""
+    return {id(op): Facts(reads(op), writes(op), references(op), operands(op)) for _, op in ops_of(kernel)}

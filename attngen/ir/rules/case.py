@@ -10,8 +10,8 @@ from attngen.errors import VerifyError
 from attngen.ir.ops import Op, Ref, Unit
 from attngen.ir.rules.uses import Use, Uses
 from attngen.ir.rules.views import View, Walk, view
-from attngen.ir.schedule import Block, Buffer, Guard, Kernel, Ring, Role, Schedule, Step, WorkSource, ops_of
-from attngen.ir.walk import Edge, Event, Facts, Scenario, Walker, scenarios
+from attngen.ir.schedule import Block, Buffer, Guard, Kernel, Ring, Role, Schedule, Step, WorkSource
+from attngen.ir.walk import Edge, Event, Facts, Scenario, Walker, facts_of, scenarios
 from attngen.target import Target
 
 
@@ -23,8 +23,7 @@ class Case:
 
     @cached_property
     def facts(self) -> Mapping[int, Facts]:
-        """Of each op, by its identity."""
-        return {id(op): Facts.of(op) for _, op in ops_of(self.kernel)}
+        return facts_of(self.kernel)
 
     @cached_property
     def scenarios(self) -> Mapping[Scenario, tuple[Walk[Event], ...]]:
