@@ -22,6 +22,8 @@ class DType(Enum):
     I32 = "i32"
     BOOL = "bool"
 
+    __hash__ = object.__hash__  # members are single objects; Enum hashes their names, in Python
+
 
 class Op(Enum):
     CONST = "const"
@@ -59,6 +61,8 @@ class Op(Enum):
     FMA = "fma"
     F32 = "f32"  # conversion from int or bool
     I32 = "i32"  # conversion from float (truncates) or bool
+
+    __hash__ = object.__hash__  # as DType
 
 
 COMPARES = frozenset({Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE})
