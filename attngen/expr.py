@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 from attngen.naming import shown
 
@@ -88,6 +89,11 @@ class Expr:
     dtype: DType
     name: str = ""
     value: Value | None = None
+
+    @cached_property
+    def below(self) -> tuple[Expr, ...]:
+        """The nodes that it is made of, itself apart, in the order of `walk`: passes ask for them again and again."""
+        return tuple(_walk(self.args))
 
     def __repr__(self) -> str:
         from attngen.exprtext import show
@@ -240,6 +246,14 @@ ZERO, ONE, NEG_INF = const(0.0), const(1.0), const(-math.inf)
 
 def walk(*roots: Expr) -> Iterator[Expr]:
     """Every node below `roots` once, operands before users, in a fixed order."""
+    if len(roots) == 1:
+        yield from roots[0].below
+        yield roots[0]
+    else:
+        yield from _walk(roots)
+
+
+def _walk(roots: tuple[Expr, ...]) -> Iterator[Expr]:
     seen: set[int] = set()
     stack: list[tuple[Expr, bool]] = [(r, False) for r in reversed(roots)]
     while stack:
