@@ -10,10 +10,11 @@ import torch
 from attngen.errors import LaunchError
 from attngen.expr import Expr, Op, const, substitute, walk
 from attngen.fold import fold
+from attngen.ir.columns import narrow_strides
 from attngen.ir.schedule import Elem, Kernel, Schedule, WorkSource, Workspace
-from attngen.params import MapUse, map_uses, pack, stride_count
+from attngen.params import TABLES, MapUse, map_uses, pack, stride_count
 from attngen.tensormap import TensorMap, map_of
-from attngen.worktable import work_table
+from attngen.worktable import device_table, item_count, work_table
 
 TORCH = {Elem.F32: torch.float32, Elem.I32: torch.int32, Elem.U8: torch.uint8}
 MAX_GRID = 2**31 - 1
@@ -46,8 +47,12 @@ def _workspace(w: Workspace, sizes: Mapping[str, int], device: torch.device) -> 
 def grid(kernel: Kernel, sizes: Mapping[str, int]) -> int:
     """Number of CTAs (`ctas` for a persistent kernel). LaunchError beyond what one launch can have."""
     work = kernel.work
-    if work.source is WorkSource.TABLE:
+    if work.source in TABLES:
         return sizes["ctas"]
+    if work.source is WorkSource.SINGLE:
+        return 1
+    if work.source is WorkSource.SECTIONS:
+        return -(-item_count(work.block_m, sizes) // sizes["section"])
     if work.source is WorkSource.ELEMENTS:
         count = -(-sizes["elements"] // kernel.threads)
     else:
@@ -64,11 +69,15 @@ def grid(kernel: Kernel, sizes: Mapping[str, int]) -> int:
 def tables(
     schedule: Schedule, sizes: Mapping[str, int], head_bytes: int, device: torch.device
 ) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
-    """The work table of a persistent kernel as a tensor `work`, and its `rounds`; nothing for other modules."""
+    """The work table of a persistent kernel as a tensor `work`, and its `rounds`. For one that is made on the device no
+    tensor, and the size of a `section`; nothing for other modules."""
     for kernel in schedule.kernels:
         if kernel.work.source is WorkSource.TABLE:
             made = work_table(kernel, sizes, head_bytes, sizes["ctas"])
             return {"work": torch.tensor(made.entries, dtype=torch.int32, device=device)}, {"rounds": made.rounds}
+        if kernel.work.source is WorkSource.DEVICE_TABLE:
+            plan = device_table(schedule, sizes, head_bytes)
+            return {}, {"section": plan.section, "rounds": plan.rounds}
     return {}, {}
 
 
@@ -77,12 +86,20 @@ def values_of(
 ) -> dict[str, int | float | bytes]:
     """All fields of a kernel's parameters but pointers and tensor maps, by name. `shapes`: shape and strides."""
     values: dict[str, int | float | bytes] = {s.name: scalars[s.name] for s in kernel.scalars}
-    if kernel.work.source is WorkSource.TABLE:
+    if kernel.work.source in TABLES:
         values["rounds"] = scalars["rounds"]
     for t in kernel.tensors:
         shape, strides = shapes[t.name]
         values.update({f"{t.name}_s{n}": strides[n] for n in range(stride_count(t.access, t.rank))})
         values.update({f"{t.name}_n{n}": shape[n] for n in range(t.rank)})
+    for name in narrow_strides(kernel):
+        stride = values[name]
+        if not isinstance(stride, int) or not -(2**31) <= stride < 2**31:
+            tensor, _, dim = name.rpartition("_s")
+            raise LaunchError(
+                f"{tensor} has a stride of {stride!r} elements in dimension {dim}, where its index depends on the key. "
+                "Allowed: below 2^31. Pass a contiguous copy"
+            )
     return values
 
 

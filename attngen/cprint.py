@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from attngen.expr import DType, Expr, Op, walk
+from attngen.ir.columns import COLUMN, column_step
 from attngen.ir.schedule import Elem
 
 C_DTYPE = {DType.F32: "float", DType.I32: "int", DType.BOOL: "bool"}
@@ -24,6 +25,10 @@ _INFIX |= {Op.AND: "&&", Op.OR: "||"}
 _CALL = {Op.EXP2: "exp2_approx", Op.LOG2: "log2_approx", Op.RCP: "rcp_approx", Op.SQRT: "sqrt_f32", Op.DIV: "div_f32"}
 _CALL |= {Op.FMA: "fma_f32", Op.FLOOR: "floor_f32"}
 _TYPED = {Op.MIN: "min", Op.MAX: "max", Op.ABS: "abs"}
+_POINTERS = {
+    Elem.F32: "const float*", Elem.BF16: "const u16*", Elem.F16: "const u16*", Elem.I32: "const int*",
+    Elem.I64: "const i64*", Elem.U8: "const u8*",
+}  # fmt: skip
 _LOADS = {
     Elem.F32: "ld_f32",
     Elem.BF16: "ld_bf16",
@@ -116,6 +121,18 @@ class Printer:
         return f"{'floordiv' if e.op is Op.FLOORDIV else 'mod'}_s32({a[0]}, {a[1]})"
 
     def _load(self, e: Expr) -> str:
-        steps = "".join(f" + (i64){self(i)} * p.{e.name}_s{k}" for k, i in enumerate(e.args))
-        text = f"{_LOADS[self.elems[e.name]]}(p.{e.name}{steps})"
+        steps, bytes_ = "", ""
+        for k, index in enumerate(e.args):
+            stride, column = f"p.{e.name}_s{k}", column_step(index)
+            if column is None:
+                steps += f" + (i64){self(index)} * {stride}"
+                continue
+            row, factor = column
+            size = factor * self.elems[e.name].bytes
+            steps += f" + (i64){self(row)} * {stride} + (i64)({COLUMN}0 * {factor}) * {stride}"
+            bytes_ += f" + (i64)((8 * ci + ei) * {size}) * (int){stride}"
+        address = f"p.{e.name}{steps}"
+        if bytes_:
+            address = f"({_POINTERS[self.elems[e.name]]})((const u8*)({address}){bytes_})"
+        text = f"{_LOADS[self.elems[e.name]]}({address})"
         return f"({text} != 0)" if e.dtype is DType.BOOL else text

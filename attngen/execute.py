@@ -10,8 +10,8 @@ import torch
 from attngen import emulator
 from attngen.arguments import Launch, bind, tables, workspaces
 from attngen.errors import MissingToolError
-from attngen.ir.schedule import WorkSource
 from attngen.kernel import Generated, Kernel, settled
+from attngen.params import TABLES
 from attngen.runtime.load import LoadedKernel, device_facts, load, runs_on
 from attngen.signature import Shapes, Signature
 from attngen.spec import Variant
@@ -89,10 +89,11 @@ def launch_module(
         module = settled(module, device_arch(module, device.index))
     sizes = {k: v for k, v in scalars.items() if isinstance(v, int)}
     sizes["ctas"] = EMULATED_CTAS if device.type == "cpu" else device_facts(device.index).sm_count
-    more, rounds = tables(module.schedule, sizes, head_bytes(tensors), device)
+    more, numbers = tables(module.schedule, sizes, head_bytes(tensors), device)
+    sizes |= numbers
     held = {**tensors, **workspaces(module.schedule, sizes, device), **more}
     encode = encode_emulator if device.type == "cpu" else partial(encode_driver, device_index=device.index)
-    launches = bind(module.schedule, held, {**scalars, **sizes, **rounds}, encode)
+    launches = bind(module.schedule, held, {**scalars, **sizes}, encode)
     if device.type == "cpu":
         for item in launches:
             emulate(module, item, held, mode, seed)
@@ -159,6 +160,6 @@ def emulate(
     built = emulator.build(module.source.body, entries)
     used = {t.name: t for t in item.kernel.tensors}
     writable = {n for n, t in used.items() if t.access.value in ("out", "work")}
-    table = {"work": tensors["work"]} if item.kernel.work.source is WorkSource.TABLE else {}
+    table = {"work": tensors["work"]} if item.kernel.work.source in TABLES else {}
     memory = regions({n: tensors[n] for n in used} | table, writable)
     return built.run(item.kernel.name, item.grid, item.params, memory, mode, seed, module.source.line_ops)

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
+from attngen.commute import why_equal
 from attngen.config import AnyConfig
 from attngen.emulator import Mode
 from attngen.errors import AttngenError, CompileError, EmulatorError, VerifyError
@@ -38,28 +39,15 @@ def _more_queries(config: AnyConfig) -> tuple[int, int]:
 CASES = ((Data.NEGATIVE, _square), (Data.GROWING, _square), (Data.NORMAL, _more_queries))
 MARGIN = 2.0  # a mutant's error against that of the kernel itself: a fault changes more than the rounding
 
-# Mutants that compute the same, by (pattern of the mutant's text, reason).
-EQUIVALENT: tuple[tuple[str, str], ...] = (
-    (r"swap .*\bfill .*<->.*\bfill ", "two values are set, in either order"),
-    (r"swap .*\bcp_async .*<->.*\bcp_async ", "copies of one group, which arrive together"),
-    (r"swap .*\bcp_commit .*<->.*\b(?:fill|map|reduce|mma_sync) ", "a group is closed later, and no copy lies between"),
-    (r"swap .*\b(?:map|mma_sync) .*<->.*\bcp_wait ", "the wait comes earlier than it has to"),
-    (r"swap .*\bmap over=rO .*<->.*\bmap over=rS", "correcting the accumulator and making the weights share no value"),
-    (r"swap .*\bst_tile .*<->.*\bst_rows ", "two outputs are stored, in either order"),
-)
-
 
 @dataclass(frozen=True)
 class Verdict:
-    """What each judge said of a mutant; empty: nothing. `equivalent`: why nothing is to be said."""
+    """What each judge said of a mutant; empty: nothing. `equivalent`: why nothing is to be said (attngen.commute)."""
 
     mutant: str
     verifier: str
     emulator: str
-
-    @property
-    def equivalent(self) -> str:
-        return next((reason for pattern, reason in EQUIVALENT if re.search(pattern, self.mutant)), "")
+    equivalent: str = ""
 
     @property
     def caught(self) -> bool:
@@ -99,7 +87,8 @@ class Judge:
         return tuple(verdicts)
 
     def judge(self, mutant: Mutant) -> Verdict:
-        return Verdict(str(mutant), self.verifier(mutant), self.emulator(mutant))
+        equivalent = why_equal(mutant.swap) if mutant.swap else ""
+        return Verdict(str(mutant), self.verifier(mutant), self.emulator(mutant), equivalent)
 
     def verifier(self, mutant: Mutant) -> str:
         try:
@@ -140,13 +129,25 @@ INTRODUCTION = """# Fault injection
 
 Each op of a schedule deleted, each pair of neighbours swapped, in turn. Both judges see every mutant, each run alone:
 the verifier reads the schedule; the emulator runs its lowered text, unverified, in its three modes on three kinds of
-data (very negative logits, growing maxima, row tiles without a key) and compares with float64. Written by
-`attngen verify --mask causal --head-dim 64 --fault-injection --write`; not edited by hand.
+data (very negative logits, growing maxima, row tiles without a key) and compares with float64. Where neither notices a
+swap, the rules of `attngen/commute.py` say why it computes the same. Each section is written by
+`attngen verify --mask MASK --head-dim D --target TARGET --fault-injection --write`; not edited by hand.
 """
 
 
+def document(existing: str, section: str) -> str:
+    """The document with this section in the place of the one of the same heading, or behind the others."""
+    sections = {_heading(text): text for text in re.split(r"^(?=## )", existing, flags=re.MULTILINE)[1:]}
+    sections[_heading(section)] = section
+    return "\n".join([INTRODUCTION, *(text.rstrip("\n") + "\n" for text in sections.values())])
+
+
+def _heading(section: str) -> str:
+    return section.split("\n", 1)[0]
+
+
 def report(kernel: Kernel, verdicts: Sequence[Verdict]) -> str:
-    """The table as Markdown."""
+    """One section of the document, with the table as Markdown."""
     rows = [
         f"| {_cell(v.mutant)} | {_cell(v.verifier)} | {_cell(v.emulator)} | {_cell('' if v.caught else v.equivalent)} |"
         for v in verdicts
@@ -161,7 +162,8 @@ def report(kernel: Kernel, verdicts: Sequence[Verdict]) -> str:
     missed = [f"- {_cell(v.mutant)}" for v in verdicts if v.missed]
     return "\n".join(
         [
-            INTRODUCTION,
+            f"## {kernel.target.name}, {kernel.variant.description}, head_dim {kernel.signature.head_dim_qk}",
+            "",
             f"Schedule: {kernel.variant.description}, head_dim {kernel.signature.head_dim_qk}, "
             f"{kernel.signature.dtype.value}, {kernel.target.name}, {kernel.config}.",
             "",

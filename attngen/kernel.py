@@ -14,6 +14,7 @@ from attngen.ir.program import Program
 from attngen.ir.schedule import Schedule, VerifiedSchedule
 from attngen.lower import Source, lower
 from attngen.pipelines import Levels, derive, ranked
+from attngen.predict import predicted
 from attngen.runtime.cache import compile_cached
 from attngen.runtime.compile import Artifact, Resources, flags_for
 from attngen.runtime.gate import check
@@ -70,7 +71,7 @@ class Generated:
         arch = arch or self.target.archs[0]
         if arch not in self._artifacts:
             artifact = compile_cached(self.source.text, arch=arch, symbols=self.symbols)
-            report = check(artifact)
+            report = check(artifact, expected=predicted(self.schedule))
             if not report.ok:
                 raise CompileError(f"the build gate refused {self.schedule.name} for {arch}: {report}")
             self._artifacts[arch] = artifact

@@ -48,8 +48,10 @@ class SmemLayout:
 
     @property
     def xor_bits(self) -> int:
-        """a of the XOR swizzle: log2 of the largest power of two <= 8 that divides the chunks of a row."""
-        return min(3, (self.chunks & -self.chunks).bit_length() - 1)
+        """a of the XOR swizzle: log2 of the largest power of two <= 8 that divides the chunks of a row; of the slabbed
+        modes, whose permutation inside a slab is the same formula: log2 of the chunks of a slab's row."""
+        chunks = self.pitch // CHUNK
+        return min(3, (chunks & -chunks).bit_length() - 1)
 
     @property
     def pitch(self) -> int:
@@ -57,11 +59,13 @@ class SmemLayout:
         return SLAB_BYTES.get(self.swizzle, self.chunks * CHUNK)
 
     @property
+    def slabs(self) -> int:
+        """Blocks of columns that lie one after the other, each with all rows: 1 for the modes without slabs."""
+        return -(-self.cols * self.itemsize // self.pitch)
+
+    @property
     def bytes(self) -> int:
-        if self.swizzle in SLAB_BYTES:
-            slabs = -(-self.cols * self.itemsize // self.pitch)
-            return slabs * self.rows * self.pitch
-        return self.rows * self.chunks * CHUNK
+        return self.slabs * self.rows * self.pitch
 
     @property
     def align(self) -> int:

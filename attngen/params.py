@@ -17,6 +17,7 @@ from attngen.ir.schedule import Access, Elem, Kernel, TensorArg, WorkSource, ops
 from attngen.layout import Swizzle
 
 WARPGROUP_ROWS = 64
+TABLES = (WorkSource.TABLE, WorkSource.DEVICE_TABLE)
 
 
 class Kind(Enum):
@@ -76,7 +77,7 @@ def map_uses(kernel: Kernel) -> dict[str, MapUse]:
 def fields(kernel: Kernel) -> tuple[Field, ...]:
     result: list[Field] = []
     maps = map_uses(kernel)
-    if kernel.work.source is WorkSource.TABLE:
+    if kernel.work.source in TABLES:
         result += [Field("work", Kind.POINTER, "const int* work"), Field("rounds", Kind.INT, "int rounds")]
     result += [Field(f"{name}_map", Kind.MAP, f"TensorMap {name}_map") for name in maps]
     for t in kernel.tensors:

@@ -105,7 +105,8 @@ def plan(
         scalars = scalars_of(q, k, scale)
         sizes = {n: x for n, x in scalars.items() if isinstance(x, int)}
         sizes["ctas"] = device_facts(index).sm_count
-        more, rounds = tables(chosen.schedule, sizes, head_bytes({"k": k, "v": v}), q.device)
+        more, made = tables(chosen.schedule, sizes, head_bytes({"k": k, "v": v}), q.device)
+        sizes |= made
         spaces = chosen.schedule.workspaces
         work = [(_contiguous([number(e, sizes) for e in w.shape]), TORCH[w.elem]) for w in spaces]
         out, lse = empty_like_rows(q, v.size(3)), q.shape[:3] if chosen.has_lse else (0,)
@@ -116,7 +117,7 @@ def plan(
         shapes.update({w.name: layout for w, (layout, _) in zip(spaces, work, strict=True)})
         shapes.update({n: (tuple(t.shape), t.stride()) for n, t in more.items()})
         artifact = chosen.artifact(arch)
-        numbers = {**scalars, **sizes, **rounds}
+        numbers = {**scalars, **sizes}
         steps = tuple(
             _step(text, load(artifact, text.name, text.smem_bytes, device_index=index), shapes, numbers)
             for text in chosen.schedule.kernels

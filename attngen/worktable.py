@@ -4,7 +4,10 @@ Items of one head, or of a section of heads whose keys and values fit the L2 cac
 row tiles differ in length (causal masks), the longest of a section come first and each goes to the CTA with the least
 work so far (longest processing time first, Graham 1969); the section size is the one with the least imbalance in that
 simulation. Where all are of one length, or where the length depends on data (order=ascending), items are dealt in
-turn."""
+turn.
+
+A table can also be made on the device, by two small kernels of the module (attngen.passes.work_table). Then only its
+size is worked out here."""
 
 from __future__ import annotations
 
@@ -12,13 +15,15 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from attngen.errors import PassError
+from attngen.errors import LaunchError, PassError
 from attngen.expr import Expr, substitute
-from attngen.ir.schedule import Kernel, Order, Tiles
+from attngen.ir.ops import DealItems, SortItems
+from attngen.ir.schedule import Kernel, Order, Schedule, Tiles, ops_of
 from attngen.ir.walk import integer, value
+from attngen.passes.work_table import ITEM_KEYS
 
+MEGABYTE = 10**6
 SECTION_MEGABYTES = (6, 10, 16, 22, 28, 36)  # of keys and values in the L2 cache at once
-ITEM_KEYS = 200  # cost of an item beside its tiles, in keys: queries, first tile, output
 BETTER = 0.002  # a larger section has to gain this much balance
 
 Item = tuple[int, int, int]  # row tile, head, batch
@@ -65,13 +70,46 @@ def work_table(kernel: Kernel, sizes: Mapping[str, int], head_bytes: int, ctas: 
     return WorkTable(rounds, tuple(entries))
 
 
+@dataclass(frozen=True)
+class DeviceTable:
+    """Sizes of a table that the device makes: items a section, and rounds."""
+
+    section: int
+    rounds: int
+
+
+def item_count(block_m: int, sizes: Mapping[str, int]) -> int:
+    return -(-sizes["seqlen_q"] // block_m) * sizes["heads"] * sizes["batch"]
+
+
+def device_table(schedule: Schedule, sizes: Mapping[str, int], head_bytes: int) -> DeviceTable:
+    """Sections of equal numbers of heads, whose keys and values fit the L2 cache, or of as many items as the kernel can
+    sort. LaunchError for more CTAs than the kernel deals to."""
+    found = [(k, op) for k in schedule.kernels for _, op in ops_of(k)]
+    sort, keys = next((k, op.keys) for k, op in found if isinstance(op, SortItems))
+    deal, loads = next((k, op.loads) for k, op in found if isinstance(op, DealItems))
+    ctas, most = sizes["ctas"], _columns(deal, loads.name)
+    if ctas > most:
+        raise LaunchError(f"{deal.name}: {ctas} CTAs. Allowed: {most}, the width of {loads.name}")
+    heads = sizes["heads"] * sizes["batch"]
+    sections = max(1, -(-heads * head_bytes // sizes["group"] // (SECTION_MEGABYTES[-1] * MEGABYTE)))
+    items = item_count(sort.work.block_m, sizes)
+    section = min(-(-heads // sections) * (items // heads), _columns(sort, keys.name))
+    whole, rest = divmod(items, section)
+    return DeviceTable(section, whole * -(-section // ctas) + -(-rest // ctas))
+
+
+def _columns(kernel: Kernel, name: str) -> int:
+    return next(b for b in kernel.buffers if b.name == name).layout.cols
+
+
 def _balanced(
     counts: Sequence[int], heads: Sequence[tuple[int, int]], group: int, head_bytes: int, block_n: int, ctas: int
 ) -> list[list[Item]]:
     best: tuple[float, list[list[Item]]] | None = None
     seen: set[int] = set()
     for megabytes in SECTION_MEGABYTES:
-        section = max(1, megabytes * 10**6 // max(1, head_bytes)) * group
+        section = max(1, megabytes * MEGABYTE // max(1, head_bytes)) * group
         while len(heads) % section:
             section -= 1
         if section in seen:

@@ -433,9 +433,11 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
       const int r = 64 * pass;
       if (true && row0 + r < p.seqlen_q) {
         _Pragma("unroll") for (int group = 0; group < 3; ++group) {
-          u32 x0, x1, x2, x3;
-          ld_shared_v4(x0, x1, x2, x3, at + r * 96 + group * 2 * 16);
-          if (group * 2 + (int)ch < 5) st_v4(to + group * 2 * 8, x0, x1, x2, x3);
+          if (group * 2 + (int)ch < 5) {
+            u32 x0, x1, x2, x3;
+            ld_shared_v4(x0, x1, x2, x3, at + r * 96 + group * 2 * 16);
+            st_v4(to + group * 2 * 8, x0, x1, x2, x3);
+          }
         }
       }
       to += 64 * p.out_s2;

@@ -233,7 +233,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
         const int count = n_end;
         int t = 0;
         // range all
-        while (t < count) {
+        _Pragma("unroll 1") while (t < count) {
           const int n = ((n_end - 1) - t);
           const int slot = (t & 1);
           // L1 mbar_wait bar=K.free[slot]

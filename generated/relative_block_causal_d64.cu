@@ -458,9 +458,11 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
       const int r = 16 * pass;
       if (true && row0 + r < p.seqlen_q) {
         _Pragma("unroll") for (int group = 0; group < 1; ++group) {
-          u32 x0, x1, x2, x3;
-          ld_shared_v4(x0, x1, x2, x3, at + r * 128 + group * 8 * 16);
-          if (true) st_v4(to + group * 8 * 8, x0, x1, x2, x3);
+          if (true) {
+            u32 x0, x1, x2, x3;
+            ld_shared_v4(x0, x1, x2, x3, at + r * 128 + group * 8 * 16);
+            st_v4(to + group * 8 * 8, x0, x1, x2, x3);
+          }
         }
       }
       to += 16 * p.out_s2;

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,12 @@ from attngen.emulator import KernelEntry, Mode, Region
 from attngen.errors import EmulatorError
 from attngen.ir.schedule import Elem
 from attngen.layout import SLAB_BYTES, Swizzle
-from attngen.tensormap import TensorMap, encode_emulator, map_of
+from attngen.render import select_prelude
+from attngen.runtime.cache import compile_cached
+from attngen.runtime.gate import LOG_WORDS
+from attngen.runtime.launch import launch as run_on_device
+from attngen.runtime.load import load, runs_on
+from attngen.tensormap import TensorMap, encode_driver, encode_emulator, map_of
 
 SMEM = 128 * 1024
 BAR = 120 * 1024  # of shared memory: where kernels keep their mbarriers
@@ -27,41 +34,84 @@ Kernel = Callable[..., Launch]
 Maps = dict[str, tuple[Tensor, TensorMap]]
 
 
+def kernel_text(name: str, statements: str, threads: int) -> str:
+    return (
+        f"struct {name}_params {{ TensorMap a, b, c; const u32* x; u32* y; int n; }};\n"
+        f'extern "C" __global__ void __launch_bounds__({threads}, 1) '
+        f"{name}(const __grid_constant__ {name}_params p) {{ "
+        f"const int t = thread_id(), warp = t / 32, lane = t % 32; const u32 s = smem_base(), bar = s + {BAR};\n"
+        f"{statements}\n}}\n"
+    )
+
+
+def packed(encoded: Callable[[TensorMap], bytes], maps: Maps, x: int, y: int, n: int) -> bytes:
+    """The parameters of a kernel: maps, addresses of words, a number."""
+    front = b"".join(encoded(maps[m][1]) if m in maps else bytes(128) for m in "abc")
+    return (front + struct.pack("<QQi", x, y, n)).ljust(448, b"\0")
+
+
 def hopper_maker(cache_dir: Path) -> Kernel:
     """A function that compiles a kernel from statements.
 
     They see `t`, `warp`, `lane`, `s` (shared base), `bar` (s + BAR), the maps `p.a`, `p.b` and `p.c`, `p.x` (read-only
     words), `p.y` (words) and `p.n`. The first is on line 3."""
+    return lambda statements, threads=128: emulated({"k": statements}, cache_dir, threads)["k"]
 
-    def make(statements: str, threads: int = 128) -> Launch:
-        body = (
-            "struct k_params { TensorMap a, b, c; const u32* x; u32* y; int n; };\n"
-            f'extern "C" __global__ void __launch_bounds__({threads}, 1) k(const __grid_constant__ k_params p) {{ '
-            f"const int t = thread_id(), warp = t / 32, lane = t % 32; const u32 s = smem_base(), bar = s + {BAR};\n"
-            f"{statements}\n}}\n"
-        )
-        built = emulator.build(body, (KernelEntry("k", threads, SMEM),), cache_dir)
 
-        def launch(
-            y: Words,
-            maps: Maps | None = None,
-            x: Words | None = None,
-            n: int = 0,
-            mode: Mode = Mode.LATE,
-            seed: int = 0,
-        ) -> None:
-            maps, x = maps or {}, words(1) if x is None else x
-            encoded = b"".join(encode_emulator(maps[m][1]) if m in maps else bytes(128) for m in "abc")
-            params = encoded + struct.pack("<QQi", x.ctypes.data, y.ctypes.data, n)
-            regions = [region("x", x, False), region("y", y, True)]
-            for m, (t, _) in maps.items():
-                extent = 1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
-                regions.append(Region(m, t.data_ptr(), extent * t.element_size(), m == "c"))
-            built.run("k", 1, params.ljust(448, b"\0"), regions, mode, seed)
+def emulated(kernels: Mapping[str, str], cache_dir: Path, threads: int = 128) -> dict[str, Launch]:
+    """Several kernels by name, built at once."""
+    body = "".join(kernel_text(name, text, threads) for name, text in kernels.items())
+    built = emulator.build(body, tuple(KernelEntry(name, threads, SMEM) for name in kernels), cache_dir)
 
-        return launch
+    def launch(
+        name: str, y: Words, maps: Maps | None = None, x: Words | None = None, n: int = 0, mode: Mode = Mode.LATE,
+        seed: int = 0,
+    ) -> None:  # fmt: skip
+        maps, x = maps or {}, words(1) if x is None else x
+        regions = [region("x", x, False), region("y", y, True)]
+        for m, (t, _) in maps.items():
+            extent = 1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+            regions.append(Region(m, t.data_ptr(), extent * t.element_size(), m == "c"))
+        params = packed(encode_emulator, maps, x.ctypes.data, y.ctypes.data, n)
+        built.run(name, 1, params, regions, mode, seed)
 
-    return make
+    return {name: partial(launch, name) for name in kernels}
+
+
+def device_maker() -> Kernel:
+    """As hopper_maker, for the GPU: a launch copies words and tensors there and back. It knows no modes."""
+    return lambda statements, threads=128: on_device({"k": statements}, threads)["k"]
+
+
+def on_device(kernels: Mapping[str, str], threads: int = 128) -> dict[str, Launch]:
+    """Several kernels by name, compiled at once."""
+    if not runs_on("sm_90a", torch.cuda.get_device_capability()):
+        pytest.skip("needs a Hopper GPU")
+    body = "".join(kernel_text(name, text, threads) for name, text in kernels.items())
+    artifact = compile_cached(select_prelude("sm90", body) + body, arch="sm_90a", symbols=tuple(kernels))
+    assert not any(word in artifact.log for word in LOG_WORDS), artifact.log
+
+    def launch(
+        name: str, y: Words, maps: Maps | None = None, x: Words | None = None, n: int = 0, mode: Mode = Mode.LATE,
+        seed: int = 0,
+    ) -> None:  # fmt: skip
+        there: dict[str, tuple[Tensor, Tensor]] = {}  # whole storages: here, and on the device
+        moved: Maps = {}
+        for m, (t, described) in (maps or {}).items():
+            here = torch.empty(0, dtype=t.dtype).set_(t.untyped_storage())
+            there[m] = here, here.cuda()
+            at = there[m][1].data_ptr() + t.data_ptr() - here.data_ptr()
+            moved[m] = t, replace(described, pointer=at)
+        xs, ys = (torch.from_numpy(w.view(np.int32)).cuda() for w in (words(1) if x is None else x, y))
+        index = torch.cuda.current_device()
+        params = packed(lambda m: encode_driver(m, index), moved, xs.data_ptr(), ys.data_ptr(), n)
+        loaded = load(artifact, name, SMEM, device_index=index)
+        run_on_device(loaded, grid=1, threads=threads, params=params)
+        y.view(np.int32)[:] = ys.cpu().numpy()
+        if "c" in there:
+            there["c"][0].copy_(there["c"][1])
+
+    return {name: partial(launch, name) for name in kernels}
 
 
 def described(t: Tensor, rows: int, columns: int, swizzle: Swizzle = Swizzle.B128) -> tuple[Tensor, TensorMap]:

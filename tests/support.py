@@ -17,8 +17,10 @@ from torch import Tensor
 from attngen import execute
 from attngen.config import Config
 from attngen.emulator import Mode
+from attngen.errors import SpecError
 from attngen.kernel import Kernel, kernel_for
-from attngen.signature import check_tensors, signature_of
+from attngen.runtime.load import runs_on
+from attngen.signature import Signature, check_tensors, signature_of
 from attngen.spec import Attention
 from attngen.target import target
 
@@ -31,6 +33,7 @@ DEVICES = [
         "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU")]
     ),
 ]
+TARGETS = ("sm80", "sm90")
 MODES = ((Mode.EAGER, 0), (Mode.LATE, 0), (Mode.RANDOM, 1), (Mode.RANDOM, 2))
 
 Grid = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # (b, h, i, j) -> bool
@@ -76,9 +79,47 @@ def poisoned() -> Iterator[None]:
         torch.utils.deterministic.fill_uninitialized_memory = fill
 
 
+_wanted = ["sm80"]
+
+
+@contextlib.contextmanager
+def kernels_of(name: str) -> Iterator[None]:
+    """Kernels are those of this target meanwhile."""
+    _wanted.append(name)
+    try:
+        yield
+    finally:
+        _wanted.pop()
+
+
+@pytest.fixture(params=TARGETS)
+def target_name(request: pytest.FixtureRequest) -> Iterator[str]:
+    """For tests that hold on every target: `run`, `run_mode` and `compiled` take it."""
+    with kernels_of(request.param):
+        yield request.param
+
+
+def has_schedule(spec: Attention, signature: Signature, name: str) -> bool:
+    """Whether a target computes a description; what it does not is a SpecError that says so."""
+    try:
+        kernel_for(spec.variant, signature, target(name))
+    except SpecError as error:
+        if "has no schedule for" in str(error):
+            return False
+        raise
+    return True
+
+
 def compiled(spec: Attention, q: Tensor, k: Tensor, v: Tensor, config: Config | None = None) -> Kernel:
+    """The kernel; the test is skipped where its target has none yet, or the GPU is another."""
     check_tensors(q, k, v, spec)
-    return kernel_for(spec.variant, signature_of(q, k, v), target("sm80"), config)
+    chip, signature = target(_wanted[-1]), signature_of(q, k, v)
+    if chip.name != "sm80":
+        if q.is_cuda and not any(runs_on(arch, torch.cuda.get_device_capability()) for arch in chip.archs):
+            pytest.skip(f"the kernels of {chip.name} do not run on this GPU")
+        if config is not None or not has_schedule(spec, signature, chip.name):
+            pytest.skip(f"{chip.name} has no schedule for {spec.variant.description}, {signature}, config {config}")
+    return kernel_for(spec.variant, signature, chip, config)
 
 
 def run(spec: Attention, q: Tensor, k: Tensor, v: Tensor, config: Config | None = None) -> tuple[Tensor, Tensor]:

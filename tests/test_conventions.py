@@ -1,4 +1,5 @@
-"""The cases that must hold: forward, dense, unsplit. In the emulator, and on a GPU where there is one."""
+"""The cases that must hold: forward, dense, unsplit. In the emulator, and on a GPU where there is one; on every target,
+where it has a schedule for the description."""
 
 from __future__ import annotations
 
@@ -6,14 +7,30 @@ import math
 
 import pytest
 import torch
-from support import DEVICES, Truth, causal_grid, check, check_lse, compiled, qkv, randn, run, same_bits, verify
+from support import (
+    DEVICES,
+    Truth,
+    causal_grid,
+    check,
+    check_lse,
+    compiled,
+    has_schedule,
+    kernels_of,
+    qkv,
+    randn,
+    run,
+    same_bits,
+    target_name,
+    verify,
+)
 from torch import Tensor
 
-from attngen.signature import signature_of
+from attngen.signature import IoType, Signature, signature_of
 from attngen.spec import Attention
 from attngen.variants import bias, causal, softcap, window
 
-pytestmark = pytest.mark.parametrize("device", DEVICES)
+__all__ = ["target_name"]  # a fixture
+pytestmark = [pytest.mark.parametrize("device", DEVICES), pytest.mark.usefixtures("target_name")]
 INF = float("inf")
 CAUSAL = Attention(mask=causal())
 
@@ -36,10 +53,11 @@ def test_c01_more_queries_than_keys(device: str) -> None:
     ids=["Sk", "B", "Sq", "H", "all"],
 )
 @pytest.mark.parametrize("mask", [None, causal()], ids=["full", "causal"])
-def test_c02_nothing(device: str, mask: object, b: int, h: int, sq: int, sk: int) -> None:
-    q, k, v = qkv(device, b=b, h=h, hkv=h, sq=sq, sk=sk, d=64, dv=48)
+@pytest.mark.parametrize("dv", [48, 64])
+def test_c02_nothing(device: str, dv: int, mask: object, b: int, h: int, sq: int, sk: int) -> None:
+    q, k, v = qkv(device, b=b, h=h, hkv=h, sq=sq, sk=sk, d=64, dv=dv)
     out, lse = run(Attention(mask=mask), q, k, v)
-    assert out.shape == (b, h, sq, 48)
+    assert out.shape == (b, h, sq, dv)
     assert lse.shape == (b, h, sq)
     assert out.dtype == torch.bfloat16
     assert lse.dtype == torch.float32
@@ -51,18 +69,36 @@ def test_c02_nothing(device: str, mask: object, b: int, h: int, sq: int, sk: int
 # ---- C05, C06: where the diagonal lies -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_c05_alignment_of_causal(device: str, dtype: torch.dtype) -> None:
+def counting(device: str, dtype: torch.dtype, dv: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Equal scores of two queries and five keys, and values that show which keys a query saw."""
     q, k = torch.zeros(1, 1, 2, 64, dtype=dtype, device=device), randn(1, 1, 5, 64, dtype=dtype, device=device)
-    v = torch.zeros(1, 1, 5, 8, dtype=dtype, device=device)
+    v = torch.zeros(1, 1, 5, dv, dtype=dtype, device=device)
     v[0, 0, :, :5] = torch.eye(5)
+    return q, k, v
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dv", [8, 64])
+def test_c05_alignment_of_causal(device: str, dtype: torch.dtype, dv: int) -> None:
+    q, k, v = counting(device, dtype, dv)
     out, lse = run(Attention(mask=causal()), q, k, v)
     rows = torch.tensor([[1, 1, 1, 1, 0], [0.8, 0.8, 0.8, 0.8, 0.8]]) / 4
     assert torch.equal(out[0, 0, :, :5].cpu(), rows.to(dtype))
     torch.testing.assert_close(lse[0, 0].cpu(), torch.tensor([4.0, 5.0]).log(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dv", [8, 64])
+def test_c05_alignment_of_causal_by_name(device: str, dtype: torch.dtype, dv: int) -> None:
+    q, k, v = counting(device, dtype, dv)
     out, lse = run(Attention(mask=causal(align="top_left")), q, k, v)
     assert torch.equal(out[0, 0, :, :5].cpu(), torch.tensor([[1, 0, 0, 0, 0], [0.5, 0.5, 0, 0, 0]]).to(dtype))
     torch.testing.assert_close(lse[0, 0].cpu(), torch.tensor([0.0, math.log(2)]), rtol=0, atol=1e-6)
+
+
+def test_c06_causal_of_half_precision(device: str) -> None:
+    q, k, v = qkv(device, h=1, sq=512, sk=512, d=128, dtype=torch.float16)
+    verify(Attention(mask=causal()), Truth(causal_grid(512, 512)), q, k, v)
 
 
 def test_c06_windows(device: str) -> None:
@@ -303,6 +339,20 @@ def test_c14_relative_table(device: str, dtype: torch.dtype) -> None:
         return s + table[i - j + 129]
 
     verify(Attention(mask=causal(), score=score), Truth(causal_grid(130, 130), score), q, k, v)
+
+
+# ---- what each target has ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("mask", [None, causal()], ids=["full", "causal"])
+def test_no_target_is_skipped_altogether(device: str, target_name: str, mask: object, d: int) -> None:
+    """The tests above skip what a target has no schedule for; these it has."""
+    for dtype in IoType:
+        assert has_schedule(Attention(mask=mask), Signature(dtype, d, d), target_name)
+    with kernels_of(target_name):
+        q, k, v = qkv(device, sq=1, sk=1, d=d)
+        assert compiled(Attention(mask=mask), q, k, v).target.name == target_name
 
 
 # ---- C15: head dims, groups, lengths ---------------------------------------------------------------------------------

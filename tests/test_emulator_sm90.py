@@ -1,4 +1,5 @@
-"""The emulator on Hopper: copy engine, mbarriers, named barriers, warpgroup products."""
+"""Hopper's copy engine, mbarriers, named barriers and warpgroup products: in the emulator, and on a GPU that it stands
+for."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from hopper_kernels import (
     Kernel,
     aligned,
     described,
+    device_maker,
     everywhere,
     hopper_maker,
     matmul,
@@ -31,8 +33,10 @@ from attngen.layout import SLAB_BYTES, SmemLayout, Swizzle
 from attngen.tensormap import TensorMap
 
 
-@pytest.fixture
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
+@pytest.fixture(params=["emulator", pytest.param("device", marks=pytest.mark.gpu)])
+def kernel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernel:
+    if request.param == "device":
+        return device_maker()
     return hopper_maker(tmp_path_factory.getbasetemp() / "emulator")
 
 

@@ -9,13 +9,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from support import DEVICES, MODES, qkv, run, run_mode, same_bits
+from support import DEVICES, MODES, qkv, run, run_mode, same_bits, target_name
 from torch import Tensor
 
 from attngen.emulator import Mode
 from attngen.spec import Attention
 from attngen.variants import causal, sliding_window, softcap
 
+__all__ = ["target_name"]  # a fixture: tests that use it hold on every target
+EVERY_TARGET = pytest.mark.usefixtures("target_name")
 DTYPES = [torch.bfloat16, torch.float16]
 GPU = DEVICES[1]
 LOG2E = np.float32(math.log2(math.e))
@@ -58,9 +60,10 @@ def powers(
     return q, k, v, (weights @ v[0, 0].double())[None, None], shifts[pick]
 
 
+@EVERY_TARGET
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("sq", "sk", "d"), [(70, 150, 64), (33, 257, 32)])
+@pytest.mark.parametrize(("sq", "sk", "d"), [(70, 150, 64), (33, 257, 32), (140, 300, 128)])
 def test_powers_of_two(device: str, dtype: torch.dtype, sq: int, sk: int, d: int) -> None:
     """Softmax whose weights are powers of two with sum 1: out is one rounding of an exact sum, lse = shift * ln 2."""
     q, k, v, exact, shifts = powers(sq, sk, d, dtype)
@@ -71,6 +74,47 @@ def test_powers_of_two(device: str, dtype: torch.dtype, sq: int, sk: int, d: int
     assert same_bits(lse.cpu()[0, 0], torch.from_numpy(want))
 
 
+def causal_powers(
+    s: int, d: int, dtype: torch.dtype, seed: int = 0
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """As `powers` for a causal mask: what row i sees of its column sums to a power of two, whatever i is.
+
+    Rows c, c + d, c + 2 d, .. pick column c. Its keys up to c are a tree whose weights sum to 1, and each d keys after
+    those are one that doubles the sum."""
+    rng = np.random.default_rng(seed)
+    q, k = torch.zeros(1, 1, s, d, dtype=dtype), torch.zeros(1, 1, s, d, dtype=dtype)
+    shifts = torch.from_numpy(rng.integers(-20, 20, d))
+    for column in range(min(s, d)):
+        ends = [*range(column + 1, s, d), s]
+        start, logarithm = 0, 0
+        for n, end in enumerate(ends):
+            # the last keys are seen by no row of this column as a whole: any weights do
+            logs = logarithm - torch.tensor(depths(end - start, 12, rng))
+            k[0, 0, start:end, column] = (shifts[column] + logs).to(dtype)
+            start, logarithm = end, n
+    pick = torch.arange(s) % d
+    q[0, 0, torch.arange(s), pick] = 1
+    v = torch.from_numpy(rng.integers(-8, 9, (1, 1, s, d))).to(dtype)
+    weights = torch.exp2(k[0, 0, :, pick].double() - shifts[pick]).T.tril()
+    logs = torch.arange(s) // d
+    assert torch.equal(weights.sum(1), torch.exp2(logs.double()))
+    return q, k, v, (weights @ v[0, 0].double() / torch.exp2(logs.double())[:, None])[None, None], shifts[pick] + logs
+
+
+@EVERY_TARGET
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("s", "d"), [(150, 64), (300, 128), (90, 256)])
+def test_powers_of_two_under_a_causal_mask(device: str, dtype: torch.dtype, s: int, d: int) -> None:
+    """Rows of every length: on targets that keep the reference of the first tile, some tiles are done again."""
+    q, k, v, exact, logs = causal_powers(s, d, dtype)
+    out, lse = run(Attention(mask=causal(), scale=unit_scale()), *(t.to(device) for t in (q, k, v)))
+    assert same_bits(out, exact.to(dtype))
+    want = logs.numpy().astype(np.float32) * np.float32(math.log(2.0))
+    assert same_bits(lse.cpu()[0, 0], torch.from_numpy(want))
+
+
+@EVERY_TARGET
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_powers_of_two_in_every_order_of_copies(dtype: torch.dtype) -> None:
     q, k, v, exact, _ = powers(70, 150, 64, dtype, seed=1)
@@ -86,6 +130,7 @@ def integers(device: str, dtype: torch.dtype, sq: int, sk: int, d: int, largest:
     return q, k, v
 
 
+@EVERY_TARGET
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mask", [None, causal(), causal() & sliding_window(9)], ids=str)
@@ -102,6 +147,7 @@ def test_integer_weights(device: str, dtype: torch.dtype, mask: object) -> None:
     assert same_bits(out, (scores @ v.double()).to(dtype))
 
 
+@EVERY_TARGET
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sk", [1, 2, 64, 128, 256])
@@ -143,6 +189,7 @@ exponentials differ in their last bits, and so, rarely, does the rounding of a w
 LSE_APART = 4e-6
 
 
+@EVERY_TARGET
 @pytest.mark.parametrize("device", [GPU])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("d", [64, 128])

@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 
 from attngen.config import Config
-from attngen.faults import EQUIVALENT, Judge, Verdict, report
+from attngen.faults import Judge, Verdict, document, report
 from attngen.ir.mutate import Mutant, mutants
 from attngen.kernel import kernel_for
 from attngen.signature import IoType, Signature
@@ -56,20 +56,26 @@ def test_emulator_alone_notices_a_deleted(kind: str) -> None:
     assert judge().emulator(found[0]) != ""
 
 
-def test_reasons_are_given_once_for_each_pattern() -> None:
-    patterns = [pattern for pattern, _ in EQUIVALENT]
-    assert len(set(patterns)) == len(patterns)
-    assert all(len(reason) > 20 for _, reason in EQUIVALENT)
-
-
 def test_report_counts_and_lists() -> None:
     verdicts = (
         Verdict("delete A", "wait", "race"), Verdict("delete B", "", "out off by 1"), Verdict("delete C", "", ""),
+        Verdict("swap D <-> E", "", "", "they share no value"),
     )  # fmt: skip
-    assert [v.missed for v in verdicts] == [False, False, True]
+    assert [v.missed for v in verdicts] == [False, False, True, False]
     text = report(judge().kernel, verdicts)
     assert "| verifier and emulator | 1 |" in text
     assert "| emulator alone | 1 |" in text
     assert "| neither | 1 |" in text
+    assert "| neither, equivalent | 1 |" in text
+    assert "| swap D <-> E |  |  | they share no value |" in text
     assert "\n- delete C\n" in text
     assert "| delete A | wait | race |  |" in text
+
+
+def test_a_document_has_a_section_a_kernel() -> None:
+    one, two = "## sm80, causal\n\ntable\n", "## sm90, causal\n\ntable\n"
+    both = document(document("", one), two)
+    assert both.count("# Fault injection") == 1
+    assert both.index("## sm80") < both.index("## sm90")
+    again = document(both, "## sm80, causal\n\nanother\n")
+    assert again == both.replace("table", "another", 1)

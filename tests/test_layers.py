@@ -26,10 +26,10 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("machine model", ("model",)),
     ("passes", ("passes",)),
     ("pipeline", ("pipelines", "ir.interpret")),
-    ("text", ("params", "cprint", "render", "lowering", "lower")),
+    ("text", ("params", "cprint", "render", "lowering", "lower", "predict")),
     ("machines", ("runtime", "emulator")),
     ("kernels", ("tensormap", "worktable", "arguments", "shipped", "kernel", "execute", "plan")),
-    ("instruments", ("files", "golden", "trial", "faults", "doctor")),
+    ("instruments", ("files", "golden", "trial", "commute", "faults", "doctor")),
     ("operators", ("reads", "dispatch", "ops", "merge", "prepare", "api", "compat")),
     ("command line", ("cli", "__main__")),
 )

@@ -3,14 +3,29 @@ copies."""
 
 from __future__ import annotations
 
+from functools import cache
+
 import hypothesis.strategies as st
 import pytest
 import torch
 from cases import CASES, Sizes
 from hypothesis import HealthCheck, given, settings
-from support import DEVICES, MODES, Truth, check, grids, randn, run, run_mode, same_bits
+from support import (
+    DEVICES,
+    MODES,
+    Truth,
+    check,
+    grids,
+    has_schedule,
+    kernels_of,
+    randn,
+    run,
+    run_mode,
+    same_bits,
+)
 from torch import Tensor
 
+from attngen.signature import IoType, Signature
 from attngen.spec import Attention
 from attngen.variants import bias
 
@@ -18,6 +33,8 @@ VARIANTS = ["full", "causal", "top_left", "sliding", "softcap_alibi", "bias", "s
 HEAD_DIMS = [(64, 64), (40, 24)]
 LAYOUTS = ["contiguous", "transposed", "sliced", "expanded", "odd rows"]
 DATA = ["normal", "large logits", "equal rows", "one huge key", "poison outside", "poison unseen"]
+# maxima that move at every tile, down and up: on targets that keep the reference of the first tile, it is redone
+TIDES = ["growing", "falling"]
 POISON = [float("nan"), float("inf"), float("-inf")]
 
 DRAW = settings(
@@ -26,18 +43,23 @@ DRAW = settings(
 
 
 @st.composite
-def calls(draw: st.DrawFn) -> dict[str, object]:
+def calls(
+    draw: st.DrawFn,
+    variants: tuple[tuple[str, int, int], ...] = tuple((n, d, dv) for n in VARIANTS for d, dv in HEAD_DIMS),
+    layouts: tuple[str, ...] = tuple(LAYOUTS),
+    data: tuple[str, ...] = tuple(DATA),
+) -> dict[str, object]:
     """One call: sizes near tile borders as often as not."""
     length = st.one_of(st.integers(1, 150), st.sampled_from([1, 15, 16, 17, 63, 64, 65, 96, 97, 127, 128, 129]))
-    hkv, name, sq = draw(st.integers(1, 2)), draw(st.sampled_from(VARIANTS)), draw(length)
+    hkv, (name, d, dv), sq = draw(st.integers(1, 2)), draw(st.sampled_from(variants)), draw(length)
     sk = sq if name == "document" else draw(length)  # one list of document ids serves queries and keys
     return {
         "name": name,
-        "dims": draw(st.sampled_from(HEAD_DIMS)),
+        "dims": (d, dv),
         "dtype": draw(st.sampled_from([torch.bfloat16, torch.bfloat16, torch.float16])),
         "sizes": (draw(st.integers(1, 2)), hkv * draw(st.integers(1, 3)), hkv, sq, sk),
-        "layout": tuple(draw(st.sampled_from(LAYOUTS)) for _ in range(3)),
-        "data": draw(st.sampled_from(DATA)),
+        "layout": tuple(draw(st.sampled_from(layouts)) for _ in range(3)),
+        "data": draw(st.sampled_from(data)),
         "poison": draw(st.sampled_from(POISON)),
         "seed": draw(st.integers(0, 10_000)),
     }
@@ -72,6 +94,9 @@ def tensors_of(call: dict[str, object], truth: Truth, device: str) -> tuple[Tens
         k = k[:, :, :1].expand_as(k).contiguous()
     if data == "one huge key":
         k[:, :, seed % sk] *= 100  # type: ignore[operator]
+    if data in TIDES:
+        tide = torch.linspace(0.1, 8, sk, device=device).to(k.dtype)  # type: ignore[call-overload]
+        q, k = q.abs() + 0.5, (k.abs() + 0.1) * (tide if data == "falling" else tide.flip(0))[:, None]
     if data == "poison unseen" and truth.mask is not None:
         seen = truth.mask(*grids(q, k)).expand(b, h, sq, sk).any(2).any(1).any(0)
         k[:, :, ~seen] = v[:, :, ~seen] = poison  # type: ignore[assignment]
@@ -126,3 +151,41 @@ def test_captured_tensors_have_any_strides(device: str, sq: int, sk: int, layout
     want, want_lse = run(Attention(score=bias(table.contiguous())), q, k, v)
     assert same_bits(out, want)
     assert same_bits(lse, want_lse)
+
+
+# ---- Hopper ----------------------------------------------------------------------------------------------------------
+
+
+@cache
+def on_hopper() -> tuple[tuple[str, int, int], ...]:
+    """The variants and head dims that sm90 has a schedule for."""
+    z = Sizes(1, 1, 1, 1)
+    dims = [(64, 64), (128, 128), (256, 256), (40, 24), (192, 128)]
+    return tuple(
+        (name, d, dv)
+        for name in CASES
+        for d, dv in dims
+        if all(has_schedule(CASES[name](z)[0], Signature(dtype, d, dv), "sm90") for dtype in IoType)
+    )
+
+
+CALLS_ON_HOPPER = st.deferred(lambda: calls(on_hopper(), tuple(x for x in LAYOUTS if x != "odd rows"), (*DATA, *TIDES)))
+
+
+def test_hopper_has_variants() -> None:
+    assert {("full", 64, 64), ("causal", 64, 64), ("causal", 128, 128), ("causal", 256, 256)} <= set(on_hopper())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@settings(DRAW, max_examples=200 if torch.cuda.is_available() else 40)
+@given(call=CALLS_ON_HOPPER)
+def test_any_call_is_the_formula_on_hopper(device: str, call: dict[str, object]) -> None:
+    with kernels_of("sm90"):
+        test_any_call_is_the_formula.hypothesis.inner_test(device, call)  # type: ignore[attr-defined]
+
+
+@settings(DRAW, max_examples=12)
+@given(call=CALLS_ON_HOPPER)
+def test_the_order_of_copies_does_not_matter_on_hopper(call: dict[str, object]) -> None:
+    with kernels_of("sm90"):
+        test_the_order_of_copies_does_not_matter.hypothesis.inner_test(call)  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,15 +16,12 @@ from attngen.ir.schedule import Schedule
 from attngen.ir.verify import verify
 from attngen.kernel import Generated
 from attngen.reference import reference
-from attngen.runtime.gate import check
 from attngen.runtime.nvrtc import find_nvrtc
 from attngen.shipped import FOLDER
 from attngen.target import target
 
 SHIPPED = sorted(FOLDER.glob("sm90_*.schedule"))
 OTHERS = sorted((Path(__file__).parent / "data" / "sm90").glob("*.schedule"))
-# three warpgroups of 64 rows at D=64: ptxas reloads a few values in the loop of the loading role, which costs nothing
-RELOADS = {"sm90_full_d64_w3", "sm90_causal_d64_w3"}
 SHAPES = (  # B, Hq, Hkv, Sq, Sk, factor of the queries, whether keys grow towards the first (then tiles are redone)
     (1, 2, 2, 256, 256, 1, False),
     (2, 6, 2, 1000, 1000, 1, False),
@@ -41,6 +39,7 @@ except attngen.errors.MissingToolError:
     HAS_NVRTC = False
 
 
+@cache
 def generated(path: Path) -> Generated:
     schedule = Schedule.parse(path.read_text())
     return Generated(verify(schedule), target("sm90"), path.stem)
@@ -82,14 +81,7 @@ def test_text_is_canonical_and_verified(path: Path) -> None:
 @pytest.mark.skipif(not HAS_NVRTC, reason="needs NVRTC: pip install nvidia-cuda-nvrtc")
 @pytest.mark.parametrize("path", SHIPPED + OTHERS, ids=lambda p: p.stem)
 def test_text_compiles_past_the_build_gate(path: Path) -> None:
-    if path.stem in RELOADS:
-        from attngen.runtime.cache import compile_cached
-
-        module = generated(path)
-        report = check(compile_cached(module.source.text, arch="sm_90a", symbols=module.symbols))
-        assert {f.rule.value for f in report.findings if f.fatal} <= {"loop-spill"}, str(report)
-    else:
-        assert generated(path).artifact("sm_90a").resources["attn_fwd"].registers <= 168
+    assert generated(path).artifact("sm_90a").resources["attn_fwd"].registers <= 168
 
 
 def test_rounds_of_phases_leave_no_masked_tile_to_the_full_class() -> None:
@@ -115,30 +107,43 @@ def test_a_variant_without_a_text_is_a_clear_error() -> None:
         attngen.compile(Attention(mask=causal()), head_dim=96, target="sm90")
 
 
+Shape = tuple[int, int, int, int, int, int, bool]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("path", SHIPPED + OTHERS, ids=lambda p: p.stem)
-def test_gpu_text_against_float64(path: Path, shape: tuple[int, int, int, int, int, int, bool]) -> None:
+def test_gpu_text_against_float64(path: Path, shape: Shape) -> None:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs a Hopper GPU")
+    against_float64(path, shape, "cuda")
+
+
+@pytest.mark.parametrize("path", OTHERS, ids=lambda p: p.stem)
+def test_text_against_float64(path: Path) -> None:
+    """In the emulator: rows without a key, tiles done again, one query, lengths off the tiles. Those that come with the
+    package are in the tests that hold on every target."""
+    for shape in SHAPES[2:5]:
+        against_float64(path, shape, "cpu")
+
+
+def against_float64(path: Path, shape: Shape, device: str) -> None:
     batch, heads, kv_heads, seqlen_q, seqlen_k, factor, growing = shape
-    if path.stem in RELOADS:
-        pytest.skip("the build gate refuses this text: its figures are in benchmarks")
     module = generated(path)
     dtype = torch.float16 if "fp16" in path.stem else torch.bfloat16
     d, dv = module.schedule.head_dim_qk, module.schedule.head_dim_v
     torch.manual_seed(hash(shape) % 2**31)
-    q = torch.randn(batch, seqlen_q, heads, d, device="cuda").to(dtype).transpose(1, 2) * factor
-    k, v = (torch.randn(batch, seqlen_k, kv_heads, n, device="cuda").to(dtype).transpose(1, 2) for n in (d, dv))
+    q = torch.randn(batch, seqlen_q, heads, d, device=device).to(dtype).transpose(1, 2) * factor
+    k, v = (torch.randn(batch, seqlen_k, kv_heads, n, device=device).to(dtype).transpose(1, 2) for n in (d, dv))
     if growing:
-        k = k * (1 + torch.arange(seqlen_k, 0, -1, device="cuda")[:, None] / 200).to(dtype)
+        k = k * (1 + torch.arange(seqlen_k, 0, -1, device=device)[:, None] / 200).to(dtype)
     captures = {
-        "slopes": torch.rand(heads, device="cuda"),
-        "table": torch.randn(heads, 2 * max(seqlen_q, seqlen_k) + 1, device="cuda"),
+        "slopes": torch.rand(heads, device=device),
+        "table": torch.randn(heads, 2 * max(seqlen_q, seqlen_k) + 1, device=device),
     }
     spec = spec_of(path.stem, captures)
     out = empty_like_rows(q, dv).fill_(float("nan"))
-    lse = torch.full((batch, heads, seqlen_q), float("nan"), device="cuda")
+    lse = torch.full((batch, heads, seqlen_q), float("nan"), device=device)
     used = {t.name for t in module.schedule.kernels[0].tensors}
     tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **{n: t for n, t in captures.items() if n in used}}
     launch_module(module, tensors, scalars_of(q, k, d**-0.5))

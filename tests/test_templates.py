@@ -92,7 +92,7 @@ def test_a_missing_argument_is_an_error() -> None:
 # ---- ops and macros ----------------------------------------------------------------------------------------------
 
 # Macros without an op of the same name: parts of a macro, control flow, and how work is found.
-PARTS = {"map_rows", "map_cols", "map_elems", "when", "tiles", "store_f32", "store_packed"}
+PARTS = {"map_rows", "map_cols", "map_elems", "when", "tiles", "store_f32", "store_packed", "item_keys"}
 PARTS |= {"kernel_roles", "role", "items", "phase", "tiles_drained", "guard", "ring_armed", "ring_closed"}
 # One op, several spellings: the place of an operand decides in Python.
 SPELLINGS = {"mma_sync_ss": "mma_sync", "mma_sync_rs": "mma_sync", "reduce_quad": "reduce"}

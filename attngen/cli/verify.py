@@ -45,7 +45,7 @@ def register(commands: Commands) -> None:
         nargs="?",
         const=DOCUMENT,
         metavar="FILE",
-        help=f"with --fault-injection: write the table (default: {DOCUMENT})",
+        help=f"with --fault-injection: write the section of this kernel (default: {DOCUMENT})",
     )
 
 
@@ -161,7 +161,7 @@ def draw_shapes(draw: random.Random, request: Request, arguments: argparse.Names
 
 def inject(request: Request, arguments: argparse.Namespace) -> int:
     """The table of mutants. 1 where one is caught by nobody and has no reason to be harmless."""
-    from attngen.faults import Judge, report
+    from attngen.faults import Judge, document, report
 
     with Progress() as progress:
         judge = Judge.of(request.kernel(), request.spec, request.equal_lengths)
@@ -169,7 +169,8 @@ def inject(request: Request, arguments: argparse.Namespace) -> int:
     text = report(request.kernel(), verdicts)
     if arguments.write:
         arguments.write.parent.mkdir(parents=True, exist_ok=True)
-        arguments.write.write_text(text, encoding="utf-8")
+        existing = arguments.write.read_text(encoding="utf-8") if arguments.write.exists() else ""
+        arguments.write.write_text(document(existing, text), encoding="utf-8")
         print(arguments.write)
     else:
         print(text)

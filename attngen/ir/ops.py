@@ -200,7 +200,11 @@ class MbarWait(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class MbarArrive(Op):
+    """One arrival: of a single thread, or of each warp by one lane, which speaks for a warp that ran together. With
+    `each_thread` one of each thread: what a thread wrote or copied itself is handed over by its own arrival alone."""
+
     bar: Ref
+    each_thread: bool = False
     unit = Unit.SYNC
 
 
@@ -445,6 +449,32 @@ class CompactTiles(Op):
     src: str
     lo: Expr
     hi: Expr
+    unit = Unit.GLOBAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class SortItems(Op):
+    """The items of a section, most key tiles first, as rows [row tile, head, batch, key tiles] of `dst`. The last
+    statement is the number of key tiles of item (m, h, b). `keys`: a word for each item that a section can have. Equal
+    items keep their order, so that equal sizes give equal tables."""
+
+    dst: str
+    keys: Ref = _inout()
+    body: tuple[Stmt, ...]
+    unit = Unit.GLOBAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class DealItems(Op):
+    """Sorted items to CTAs, section by section and a round at a time: the longest item of a round to the CTA with the
+    least work so far. An item costs `tile` for each of its key tiles, and `extra`. `loads`: two vectors of a word for
+    each CTA."""
+
+    dst: str
+    src: str
+    loads: Ref = _inout()
+    tile: int
+    extra: int
     unit = Unit.GLOBAL
 
 

@@ -226,8 +226,13 @@ class Role:
 class WorkSource(Enum):
     GRID = "grid"  # one CTA an item, item index = CTA index
     TABLE = "table"  # a table cached by shape
-    DEVICE_TABLE = "device_table"  # a table made by an earlier kernel of the module
+    DEVICE_TABLE = "device_table"  # the workspace `work`: a table made by earlier kernels of the module
+    SECTIONS = "sections"  # one CTA a section of `section` items: heads and, inside a head, row tiles from the last
+    SINGLE = "single"  # one CTA
     ELEMENTS = "elements"  # one thread an element of the first output
+
+
+WORK_TABLE = "work"  # the workspace with the items of a kernel whose source is DEVICE_TABLE: [rounds, CTAs, 4]
 
 
 class Order(Enum):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from attngen.cprint import Printer
 from attngen.errors import PassError
 from attngen.expr import Expr
-from attngen.ir.ops import Ref
+from attngen.ir.ops import CopyTile, CpAsync, Ref
 from attngen.ir.schedule import Buffer, Kernel, Role, Schedule, Value
-from attngen.layout import Fragment, SmemLayout
+from attngen.layout import SLAB_BYTES, Fragment, SmemLayout
 from attngen.params import fields
 from attngen.render import Argument
 
@@ -47,6 +47,15 @@ class RoleContext:
         return f"({text})"
 
     @property
+    def threads(self) -> int:
+        """Threads that share a cooperative copy: of the role, or of one of its parts."""
+        return 32 * self.role.warps // self.role.split
+
+    def tile_rows(self, ref: Ref) -> int:
+        """Rows that a reference to a buffer means."""
+        return self.buffer(ref).layout.rows
+
+    @property
     def warp_rows(self) -> int:
         """Rows of the tile that one warp owns."""
         return next(v.rows for v in self.role.values if v.fragment is Fragment.ACC)
@@ -60,15 +69,27 @@ class RoleContext:
         """Offset of this item's row in a table [batch or 1, heads or 1, row tiles, ...]."""
         return f"(i64)b * p.{tensor}_s0 + (i64)h * p.{tensor}_s1 + (i64)m * p.{tensor}_s2"
 
-    def chunks(self, layout: SmemLayout, tensor: str) -> dict[str, Argument]:
+    def head_dim(self, tensor: str) -> int:
+        return self.schedule.head_dim_qk if tensor in ("q", "k") else self.schedule.head_dim_v
+
+    def inside(self, op: CpAsync | CopyTile) -> str:
+        """Row `row0 + r` is one of those that are copied."""
+        text = f"row0 + r < {self.expr(op.limit)}"
+        return text if op.first is None else f"{text} && row0 + r >= {self.expr(op.first)}"
+
+    def chunks(self, ref: Ref, tensor: str) -> dict[str, Argument]:
         """How the threads share the 16-byte chunks of a tile: blocks of 2^a columns (a of the swizzle), whole rows of
-        blocks a pass. Conditions that always hold are written as `true`."""
+        blocks a pass. Blocks lie side by side in a row, or in slabs. Conditions that always hold are written as
+        `true`."""
+        layout, tile_rows = self.buffer(ref).layout, self.tile_rows(ref)
         block = 1 << layout.xor_bits
-        rows = self.kernel.threads // block
-        head_dim = self.schedule.head_dim_qk if tensor in ("q", "k") else self.schedule.head_dim_v
-        in_tile = "true" if layout.rows % rows == 0 else f"(int)r0 + r < {layout.rows}"
-        in_head = "true" if head_dim // 8 == layout.chunks else f"group * {block} + (int)ch < {head_dim // 8}"
-        return {"block": block, "groups": layout.chunks // block, "passes": -(-layout.rows // rows), "pass_rows": rows,
+        slabbed = layout.swizzle in SLAB_BYTES
+        groups = layout.slabs if slabbed else layout.chunks // block
+        rows, columns = self.threads // block, self.head_dim(tensor) // 8
+        in_tile = "true" if tile_rows % rows == 0 else f"(int)r0 + r < {tile_rows}"
+        in_head = "true" if columns == groups * block else f"group * {block} + (int)ch < {columns}"
+        return {"block": block, "groups": groups, "passes": -(-tile_rows // rows), "pass_rows": rows,
+                "group_bytes": f"{layout.rows} * {layout.pitch}" if slabbed else f"{block} * 16",
                 "in_tile": in_tile, "in_head": in_head, **swizzle(layout)}  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attngen.ir import ops as o
 from attngen.ir.ops import Heads
-from attngen.ir.schedule import Block, Kernel, Schedule, Value, WorkSource, ops_of
+from attngen.ir.schedule import Block, Kernel, Role, Schedule, Value, WorkSource, ops_of
 from attngen.lowering.context import RoleContext
 from attngen.lowering.control import lets, steps, tiles
 from attngen.params import C_TYPE, fields
@@ -20,13 +20,12 @@ def kernel_lines(schedule: Schedule, kernel: Kernel) -> list[str]:
         body += steps(context, node.ops, "") if isinstance(node, Block) else tiles(context, node)
     work = kernel.work
     name = f"work_{work.source.value}_{work.order.value}"
-    place: dict[str, Argument] = {"threads": kernel.threads}
-    if work.source is not WorkSource.ELEMENTS:
-        place = {
-            "block_m": work.block_m,
-            "round_up": work.block_m - 1,
-            "heads": "p.heads" if work.per_head else "1",
-        }
+    place: dict[str, Argument] = {"block_m": work.block_m, "round_up": work.block_m - 1}
+    if work.source is WorkSource.GRID:
+        place["heads"] = "p.heads" if work.per_head else "1"
+    elif work.source is WorkSource.ELEMENTS:
+        place = {"threads": kernel.threads}
+    found = [] if work.source is WorkSource.SINGLE else call(schedule.target, name, place)
     text = str(environment().get_template("kernel.cu.jinja").module.kernel(  # type: ignore[attr-defined]
         name=kernel.name, threads=kernel.threads, min_ctas=kernel.min_ctas,
         params=[f.declaration for f in fields(kernel)],
@@ -37,16 +36,17 @@ def kernel_lines(schedule: Schedule, kernel: Kernel) -> list[str]:
             "const int tid = thread_id(), warp = uniform(tid / 32), lane = tid % 32, quad = lane % 4;",
             "const u32 smem = smem_base();",
         ],
-        work=call(schedule.target, name, place),
-        bases=bases(kernel), lets=lets(context, role.item.lets),
+        work=found,
+        bases=bases(kernel, role), lets=lets(context, role.item.lets),
         values=[declaration(v) for v in role.values], body=body,
     ))  # fmt: skip
     return text.strip("\n").split("\n")
 
 
-def bases(kernel: Kernel) -> list[str]:
-    """Where the item's batch and head start in each tensor that tiles are loaded from."""
-    heads = {op.src: op.heads for _, op in ops_of(kernel) if isinstance(op, o.CpAsync | o.CopyTile)}
+def bases(kernel: Kernel, role: Role) -> list[str]:
+    """Where the item's batch and head start in each tensor that the threads of a role load tiles from."""
+    loads = (op for of, op in ops_of(kernel) if of is role and isinstance(op, o.CpAsync | o.CopyTile))
+    heads = {op.src: op.heads for op in loads}
     lines = []
     for t in kernel.tensors:
         if t.name in heads:

@@ -68,7 +68,7 @@ class MapText:
 
     def uses(self, name: str) -> bool:
         """Whether any scope needs this index, or (i_f, j_f) its value as a float."""
-        return any(re.search(rf"\b{name.removesuffix('_f')}{'_f' if name.endswith('_f') else '(_f)?'}\b", x)
+        return any(re.search(rf"\b{name.removesuffix('_f')}{'_f' if name.endswith('_f') else '(_f|0)?'}\b", x)
                    for lines in self.lines.values() for x in lines)  # fmt: skip
 
     def with_indices(self, scope: Scope) -> list[str]:

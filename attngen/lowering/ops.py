@@ -9,8 +9,14 @@ from attngen.ir import ops as o
 from attngen.ir.ops import Op, kind_of
 from attngen.lowering.context import RoleContext
 from attngen.lowering.maps import map_call, reduce_call
-from attngen.lowering.small import pointwise_lines, scan_call
+from attngen.lowering.small import count_lines, index_bits, pointwise_lines, scan_call
 from attngen.render import Argument
+
+
+def copy_arguments(context: RoleContext, op: o.CpAsync | o.CopyTile) -> dict[str, Argument]:
+    """Of a copy whose threads share the chunks of the tile."""
+    return {"dst": context.address(op.dst), "src": op.src, "row": context.expr(op.row), "inside": context.inside(op),
+            **context.chunks(op.dst, op.src)}  # fmt: skip
 
 
 def calls(context: RoleContext, op: Op) -> Iterator[tuple[str, dict[str, Argument]]]:
@@ -25,10 +31,15 @@ def calls(context: RoleContext, op: Op) -> Iterator[tuple[str, dict[str, Argumen
         case o.Fill():
             value = context.values[op.dst.name]
             yield kind, {"dst": op.dst.name, "value": context.expr(op.value), "count": value.registers}
+        case o.CpAsync():
+            yield kind, copy_arguments(context, op)
+        case o.CpWait():
+            yield kind, {"pending": op.pending}
+        case o.CpCommit():
+            yield kind, {}
         case o.StTile():
             yield kind, {"dst": op.dst, "src": context.address(op.src), "row": context.expr(op.row),
-                         "limit": context.expr(op.limit),
-                         **context.chunks(context.buffer(op.src).layout, op.dst)}  # fmt: skip
+                         "limit": context.expr(op.limit), **context.chunks(op.src, op.dst)}  # fmt: skip
         case o.StRows():
             yield kind, {"rows": context.values[op.src.name].rows // 8, "dst": op.dst, "src": op.src.name,
                          "i0": context.row0, "limit": context.expr(op.limit)}  # fmt: skip
@@ -40,5 +51,15 @@ def calls(context: RoleContext, op: Op) -> Iterator[tuple[str, dict[str, Argumen
             yield kind, {"dst": op.dst, "dst_at": context.row_of(op.dst), "src": op.src,
                          "src_at": context.row_of(op.src),
                          "lo": context.expr(op.lo), "hi": context.expr(op.hi)}  # fmt: skip
+        case o.SortItems():
+            keys = context.buffer(op.keys).layout.cols
+            words: dict[str, Argument] = {"keys": context.address(op.keys), "threads": context.threads,
+                                          "index_bits": index_bits(keys), "last": keys - 1}  # fmt: skip
+            yield "item_keys", {**words, "lines": count_lines(context, op)}
+            yield kind, {**words, "dst": op.dst}
+        case o.DealItems():
+            layout = context.buffer(op.loads).layout
+            yield kind, {"dst": op.dst, "src": op.src, "loads": context.address(op.loads), "threads": context.threads,
+                         "ctas": layout.cols, "pitch": layout.pitch, "tile": op.tile, "extra": op.extra}  # fmt: skip
         case _:
             raise PassError(f"lower: {context.schedule.target} has no macro for op {op.id} {kind}")

@@ -9,6 +9,7 @@ from attngen.ir.schedule import Block, Guard, Kernel, Role, Schedule, Step, Tile
 from attngen.ir.text import describe
 from attngen.layout import Fragment
 from attngen.lowering.control import lets, op_body
+from attngen.lowering.kernel import bases
 from attngen.lowering.ops import calls
 from attngen.lowering.phases import Values, at_phase, phase_values
 from attngen.lowering.sm90 import BASE, HopperContext, hopper_calls
@@ -108,7 +109,9 @@ def role_lines(context: HopperContext, role: Role) -> list[str]:
     ]
     for r in rings:
         lines += call(context.target, "ring_armed", {"last": r.members - 1, "bar": r.first, "threads": r.threads})
-    lines += call(context.target, "items", {"lets": lets(context, role.item.lets), "body": body})
+    lines += call(context.target, "items", {
+        "lets": [*bases(context.kernel, role), *lets(context, role.item.lets)], "body": body,
+    })  # fmt: skip
     for r in rings:
         lines += call(context.target, "ring_closed", {"bar": r.first, "threads": r.threads})
     lines += step_lines(context, role.exit, "", {})

@@ -1,4 +1,4 @@
-"""Op -> macro calls of targets with cp.async and mma.sync."""
+"""Op -> macro calls of targets with ldmatrix and mma.sync."""
 
 from __future__ import annotations
 
@@ -17,16 +17,8 @@ KSTEP_UNROLL = 4  # k-steps of a contraction of shared tiles that the compiler m
 def calls(context: RoleContext, op: Op) -> Iterator[tuple[str, dict[str, Argument]]]:
     kind = kind_of(type(op))
     match op:
-        case o.CpAsync() | o.CopyTile():
-            inside = f"row0 + r < {context.expr(op.limit)}"
-            if op.first is not None:
-                inside += f" && row0 + r >= {context.expr(op.first)}"
-            yield kind, {"dst": context.address(op.dst), "src": op.src, "row": context.expr(op.row), "inside": inside,
-                         **context.chunks(context.buffer(op.dst).layout, op.src)}  # fmt: skip
-        case o.CpWait():
-            yield kind, {"pending": op.pending}
-        case o.CpCommit():
-            yield kind, {}
+        case o.CopyTile():
+            yield kind, common.copy_arguments(context, op)
         case o.MmaSync():
             if op.zero:
                 yield from common.calls(context, o.Fill(id=op.id, dst=op.d, value=const(0.0)))

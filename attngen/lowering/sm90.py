@@ -9,13 +9,15 @@ from attngen.expr import Op as ExprOp
 from attngen.ir import ops as o
 from attngen.ir.ops import Completion, Heads, Op, Ref, kind_of
 from attngen.ir.schedule import Buffer, Guard, Kernel, Ring, Role, Schedule, Value, steps_of
-from attngen.layout import Fragment
+from attngen.layout import Fragment, Swizzle
 from attngen.lowering.context import RoleContext
 from attngen.render import Argument
 
 BASE = 1024  # where dynamic shared memory starts; the kernel checks it, so that addresses can be immediates
 WARPGROUP_ROWS = 64
 SWIZZLE_128 = 1 << 62
+SLAB_COLUMNS = 64
+PAIRS = 8  # of neighbouring elements that a thread has in flight when it copies element by element
 
 
 class HopperContext(RoleContext):
@@ -30,6 +32,10 @@ class HopperContext(RoleContext):
     @property
     def row0(self) -> str:
         return f"m * {self.kernel.work.block_m} + w * {WARPGROUP_ROWS} + warp * 16 + lane / 4"
+
+    def tile_rows(self, ref: Ref) -> int:
+        """A reference with one index more than slots need means the rows of one warpgroup."""
+        return WARPGROUP_ROWS if len(ref.index) > (self.buffer(ref).slots > 1) else super().tile_rows(ref)
 
     # ---- values --------------------------------------------------------------------------------------------------
 
@@ -189,9 +195,12 @@ def hopper_calls(context: HopperContext, op: Op) -> list[Call] | None:
             parity, flip = context.parity(op.bar)
             return one(kind, bar=context.barrier(op.bar), parity=parity, flip=flip)
         case o.MbarArrive():
-            return one(kind if context.role.single else "mbar_arrive_warp", bar=context.barrier(op.bar))
+            each = context.role.single or op.each_thread
+            return one(kind if each else "mbar_arrive_warp", bar=context.barrier(op.bar))
         case o.MbarExpect():
             return one(kind, bar=context.barrier(op.bar), bytes=op.bytes)
+        case o.CopyTile():
+            return one(kind, **pairs(context, op))
         case o.TmaLoad():
             return one(kind, boxes=slabs(context, op.dst), map=f"{op.src}_map", bar=context.barrier(op.bar),
                        row=context.expr(op.row), head=head_of(op.heads))  # fmt: skip
@@ -227,6 +236,24 @@ def hopper_calls(context: HopperContext, op: Op) -> list[Call] | None:
             return [("st_matrix", st_matrix(context, op))]
         case _:
             return None
+
+
+def pairs(context: HopperContext, op: o.CopyTile) -> dict[str, Argument]:
+    """A warp copies whole rows of each slab, a lane two columns: as many rows before the first is stored as PAIRS in
+    flight allow and divide the tile."""
+    layout, warps = context.buffer(op.dst).layout, context.threads // 32
+    if layout.swizzle is not Swizzle.B128:
+        raise PassError(f"lower: op {op.id} copies to a tile without the 128-byte swizzle")
+    batch = 1
+    while 2 * batch * layout.slabs <= PAIRS and layout.rows % (2 * batch * warps) == 0:
+        batch *= 2
+    columns, covered = context.head_dim(op.src), layout.slabs * SLAB_COLUMNS
+    return {
+        "dst": context.address(op.dst), "src": op.src, "row": context.expr(op.row), "inside": context.inside(op),
+        "rows": layout.rows, "warps": warps, "batch": batch, "slabs": layout.slabs,
+        "slab_bytes": layout.rows * layout.pitch,
+        "in_head": "true" if columns == covered else f"(int)x + {SLAB_COLUMNS} * slab < {columns}",
+    }  # fmt: skip
 
 
 def head_of(heads: Heads) -> str:

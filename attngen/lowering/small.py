@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from attngen.cprint import C_DTYPE, Printer
+from attngen.errors import PassError
 from attngen.exprtext import show
 from attngen.ir import ops as o
 from attngen.ir.ops import Scope
@@ -36,6 +37,23 @@ def scan_call(context: RoleContext, op: o.ScanTiles) -> dict[str, Argument]:
         "elem": lines[Scope.ELEM],
         "locals": [f"{C_DTYPE[s.value.dtype]} {s.target}[{cols}];" for s in op.body if s.scope is Scope.COL],
     }  # fmt: skip
+
+
+def index_bits(keys: int) -> int:
+    """Low bits of a word of 32 that number the items of a section; the upper ones hold the key tiles of an item."""
+    if keys & (keys - 1) or not 2 <= keys <= 1 << 16:
+        raise PassError(f"lower: a section of {keys} items cannot be sorted. Allowed: powers of 2 up to {1 << 16}")
+    return keys.bit_length() - 1
+
+
+def count_lines(context: RoleContext, op: o.SortItems) -> list[str]:
+    """Statements on one item; the last is `count`."""
+    lines: list[str] = []
+    for s in op.body:
+        printer = Printer(context.spell, context.elems)
+        lines += printer.temporaries(s.value)
+        lines.append(f"const {C_DTYPE[s.value.dtype]} {s.target} = {printer(s.value)};")
+    return lines
 
 
 def pointwise_lines(context: RoleContext, op: o.Pointwise) -> Iterator[str]:

@@ -11,13 +11,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attngen.expr import ONE, DType, Expr, J, Op, add, const, make, mul, neg, sub, substitute, to_f32, var
+from attngen.expr import (
+    ONE,
+    DType,
+    Expr,
+    J,
+    Op,
+    add,
+    const,
+    load,
+    make,
+    mul,
+    neg,
+    rewrite,
+    sub,
+    substitute,
+    to_f32,
+    var,
+)
+from attngen.ir import columns
 from attngen.ir.ops import Scope
 from attngen.passes.scopes import Scopes
 from attngen.passes.simplify import scaled
 from attngen.sums import Sum, depends, linear
 
-COLUMN, TILE = var("jt", DType.I32), var("n", DType.I32)
+COLUMN, TILE = var(columns.COLUMN, DType.I32), var("n", DType.I32)
 
 
 @dataclass(frozen=True)
@@ -66,6 +84,28 @@ def split_distances(parts: list[Term], block_n: int) -> list[Term]:
             sign, size = (1, slope) if slope > 0 else (-1, -slope)
             result.append(Term(sign, factor, to_f32(COLUMN if size == 1 else mul(COLUMN, const(size)))))
     return result
+
+
+def tile_addresses(e: Expr, block_n: int) -> Expr:
+    """Indices of captured tensors that are linear in the key, as the row's part and a multiple of the column within the
+    tile: an element's address is then that of its row and one product."""
+
+    def one(x: Expr) -> Expr | None:
+        if x.op is not Op.LOAD:
+            return None
+        return load(x.name, tuple(_tile_index(a, block_n) for a in x.args), x.dtype)
+
+    return rewrite(e, one)
+
+
+def _tile_index(index: Expr, block_n: int) -> Expr:
+    total = linear(index)
+    slope = dict(total.terms).get(J, 0)
+    rest = Sum.of(((x, c) for x, c in total.terms if x is not J), total.constant)
+    if not slope or any(depends(x, "j") for x, _ in rest.terms):
+        return index
+    row = rest + linear(mul(TILE, const(block_n))).times(slope)
+    return add(row.expr(), COLUMN if slope == 1 else mul(COLUMN, const(slope)))
 
 
 def exponent(score: Expr, reference: Expr | None, logit: Expr, scopes: Scopes, block_n: int) -> Expr:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from attngen.expr import Expr, Op, rebuild, var, walk
+from attngen.ir.columns import column_step
 from attngen.ir.ops import Scope, Stmt
 
 _LEVEL = {Scope.ITEM: 0, Scope.ROW: 1, Scope.COL: 1, Scope.ELEM: 2}
@@ -102,10 +103,19 @@ class Scopes:
             temporaries.append(Stmt(scope=own, target=name, value=inner))
             result = var(name, x.dtype)
         else:
-            args = tuple(self._place(a, scope, temporaries, done) for a in x.args)
+            args = tuple(self._argument(x, a, scope, temporaries, done) for a in x.args)
             result = x if all(a is b for a, b in zip(args, x.args, strict=True)) else rebuild(x, args)
         done[x, scope] = result
         return result
+
+    def _argument(
+        self, x: Expr, a: Expr, scope: Scope, temporaries: list[Stmt], done: dict[tuple[Expr, Scope], Expr]
+    ) -> Expr:
+        """What the column adds to an address stays where it is: it is a number times a stride."""
+        column = column_step(a) if x.op is Op.LOAD else None
+        if column is None:
+            return self._place(a, scope, temporaries, done)
+        return rebuild(a, (self._place(column[0], scope, temporaries, done), a.args[1]))
 
     def _invariant(self, x: Expr) -> bool:
         """Worth a register for the whole item: costly, and free of row values that the loop changes."""

@@ -22,6 +22,7 @@ from attngen.expr import (
     add,
     conj,
     const,
+    loads,
     make,
     mul,
     substitute,
@@ -38,7 +39,7 @@ from attngen.ir.schedule import Access, Elem, ScalarArg, Step, TensorArg, Worksp
 from attngen.layout import Fragment
 from attngen.passes.bounded import bounded, within
 from attngen.passes.choose import padded
-from attngen.passes.exponent import exponent
+from attngen.passes.exponent import exponent, tile_addresses
 from attngen.passes.policy import ACCUMULATOR, WEIGHTS, FoldOps
 from attngen.passes.ranges import Visit
 from attngen.passes.scopes import Scopes, Target
@@ -113,8 +114,10 @@ class _Tiler:
         if isinstance(self.config, Config):
             self.map("rS", self.scopes.split(Target("rS", anywhere)), note=note)
             return
-        full = substitute(within(score.expr), logits)
-        if self.config.policy is FoldPolicy.REFERENCE:
+        full = substitute(tile_addresses(within(score.expr), self.config.block_n), logits)
+        # elements made of the logits keep both alive: too much where loads have to be in flight as well
+        by_position = any(variables(*x.args) & {"i", "j"} for x in loads(score.expr))
+        if self.config.policy is FoldPolicy.REFERENCE and not by_position:
             self.fold_ops.full_score = full
         for value, only in ((anywhere, "masked"), (full, "full")) if full is not anywhere else ((anywhere, ""),):
             if only == "full" and self.fold_ops.full_score is not None:

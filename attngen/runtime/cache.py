@@ -22,7 +22,7 @@ from attngen import env
 from attngen.runtime.compile import Artifact, Resources, compile_cuda, flags_for, require_symbols
 from attngen.runtime.nvrtc import find_nvrtc
 
-SCHEMA = 1
+SCHEMA = 2
 
 _SOURCE, _CUBIN, _LOG, _MANIFEST = "kernel.cu", "kernel.cubin", "build.log", "manifest.json"
 _logger = logging.getLogger(__name__)
@@ -91,6 +91,7 @@ def read_entry(entry: Path) -> Artifact | None:
             arch=manifest["arch"],
             compiler=manifest["compiler"],
             seconds=manifest["seconds"],
+            instructions=manifest["instructions"],
         )
         whole = artifact.digest == manifest["cubin_sha256"]
     except FileNotFoundError:
@@ -133,6 +134,7 @@ def _write_entry(entry: Path, source: str, artifact: Artifact) -> None:
         "seconds": round(artifact.seconds, 3),
         "cubin_sha256": artifact.digest,
         "resources": {name: asdict(used) for name, used in artifact.resources.items()},
+        "instructions": artifact.instructions,
     }
     work = Path(tempfile.mkdtemp(prefix=f".{entry.name[:8]}-", dir=entry.parent))
     try:

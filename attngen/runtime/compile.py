@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from attngen.errors import CompileError
+from attngen.errors import CompileError, MissingToolError
 from attngen.runtime.nvrtc import SOURCE_NAME, Compilation, Nvrtc, find_nvrtc
+from attngen.runtime.sass import sass_counts
 
 # No contraction: the text says fmaf where it means it, so that the emulator and the GPU round alike. Verbose
 # assembler: registers and spills are read from its report. No line table: it would hold the directory of the
@@ -41,7 +42,8 @@ class Resources:
 
 @dataclass(frozen=True)
 class Artifact:
-    """A compiled module. `resources` holds every kernel of the module by its symbol."""
+    """A compiled module. `resources` and `instructions` (how often each mnemonic occurs) hold every kernel of the
+    module by its symbol; the latter is empty where there was no disassembler."""
 
     cubin: bytes = field(repr=False)
     log: str = field(repr=False)
@@ -49,6 +51,7 @@ class Artifact:
     arch: str
     compiler: str
     seconds: float
+    instructions: Mapping[str, Mapping[str, int]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def digest(self) -> str:
@@ -71,7 +74,16 @@ def compile_cuda(source: str, *, arch: str, symbols: tuple[str, ...], lib: Nvrtc
         raise CompileError(_explain(source, arch, compiler, result))
     resources = parse_resources(result.log)
     require_symbols(symbols, resources)
-    return Artifact(result.cubin, result.log, resources, arch, compiler.name, seconds)
+    counts = count_instructions(result.cubin, resources)
+    return Artifact(result.cubin, result.log, resources, arch, compiler.name, seconds, counts)
+
+
+def count_instructions(cubin: bytes, symbols: Iterable[str]) -> dict[str, Mapping[str, int]]:
+    """Once a compile, so that a kernel from the cache is checked without a disassembler's half second."""
+    try:
+        return {symbol: dict(sorted(sass_counts(cubin, symbol).items())) for symbol in symbols}
+    except MissingToolError:
+        return {}
 
 
 def require_symbols(symbols: tuple[str, ...], resources: Mapping[str, Resources]) -> None:

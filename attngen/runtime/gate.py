@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from attngen.errors import MissingToolError
+from attngen.predict import MAXIMUM, MMA, PACK, SPECIAL, WGMMA, Counts
 from attngen.runtime.compile import Artifact, Resources
-from attngen.runtime.sass import spills_in_loops
+from attngen.runtime.sass import sass_counts, spills_in_loops
 
 # The assembler says so when it gave up on a schedule: wgmma made synchronous, fences added, setmaxnreg
 # dropped.
 LOG_WORDS = ("serialized", "injected", "ignored")
+
+MEANING = {
+    WGMMA: "products of warpgroups",
+    MMA: "products of warps",
+    SPECIAL: "exponentials, logarithms and reciprocals",
+    PACK: "conversions of two numbers to 16 bits",
+    MAXIMUM: "maxima and minima of floats",
+}
 
 
 class Rule(enum.Enum):
@@ -21,6 +30,7 @@ class Rule(enum.Enum):
     LOG = "log"
     SPILL = "spill"
     LOOP_SPILL = "loop-spill"
+    COUNT = "count"
 
 
 @dataclass(frozen=True)
@@ -49,15 +59,26 @@ class GateReport:
         return "\n".join((head, *(f"  [{item.rule.value}] {item.message}" for item in self.findings)))
 
 
-def check(artifact: Artifact, *, allow_spills: Collection[str] = ()) -> GateReport:
+def check(
+    artifact: Artifact, *, expected: Mapping[str, Counts] | None = None, allow_spills: Collection[str] = ()
+) -> GateReport:
     """Checks every kernel of a module.
+
+    `expected`: by symbol, how often instructions have to occur (attngen.predict). A count outside its bounds
+    refuses a kernel: the text or the compiler dropped work of the schedule, or does it twice.
 
     A spill refuses a kernel, unless its symbol is in `allow_spills` or it is compiled for an architecture
     with specialised warps (sm_90a), where a role off the critical path may spill. A spill inside a hot loop
-    always does. The machine code is read only where the assembler reports local memory: without any, no loop
-    can spill."""
+    always does. Its loops are looked at only where the assembler reports local memory: without any, none can
+    spill."""
     findings = list(_log_findings(artifact.log))
     sass_checked = True
+    for symbol, counts in (expected or {}).items():
+        try:
+            findings.extend(_count_findings(artifact, symbol, counts))
+        except MissingToolError as error:
+            sass_checked = False
+            findings.append(GateFinding(Rule.COUNT, symbol, f"{symbol}: instructions were not counted: {error}", False))
     for symbol, used in artifact.resources.items():
         tolerated = symbol in allow_spills or artifact.arch.endswith("a")
         findings.extend(_spill_findings(symbol, used, tolerated))
@@ -75,6 +96,24 @@ def _log_findings(log: str) -> Iterator[GateFinding]:
     for line in log.splitlines():
         if any(word in line.lower() for word in LOG_WORDS):
             yield GateFinding(Rule.LOG, None, f"the compiler says: {line.strip()}", fatal=True)
+
+
+def _count_findings(artifact: Artifact, symbol: str, expected: Counts) -> Iterator[GateFinding]:
+    found = artifact.instructions.get(symbol) or sass_counts(artifact.cubin, symbol)
+    for mnemonic, bounds in expected.items():
+        count = found.get(mnemonic, 0)
+        if count in bounds:
+            continue
+        means = (
+            "fewer: work of the schedule is missing in the text, or the compiler dropped it"
+            if count < bounds.least
+            else "more: the text has work that the schedule does not have, or the compiler doubled some"
+        )
+        message = (
+            f"{symbol}: {count} {mnemonic} ({MEANING[mnemonic]}) in the machine code, the schedule has {bounds}; "
+            f"{means}. Compiled by {artifact.compiler}: try another version of NVRTC"
+        )
+        yield GateFinding(Rule.COUNT, symbol, message, fatal=True)
 
 
 def _spill_findings(symbol: str, used: Resources, tolerated: bool) -> Iterator[GateFinding]:

@@ -77,8 +77,7 @@ def find_nvdisasm() -> Path:
 
 def disassemble(cubin: bytes, symbol: str) -> tuple[Instruction, ...]:
     """The instructions of one kernel in order of address."""
-    sections = _SECTION.split(_listing(cubin))
-    code = dict(zip(sections[1::2], sections[2::2], strict=True))
+    code = _kernels(_listing(cubin))
     if symbol not in code:
         raise CompileError(f"the binary has no kernel {symbol}; it has {', '.join(code) or 'none'}")
     return _parse(code[symbol])
@@ -113,8 +112,17 @@ def _listing(cubin: bytes) -> str:
         command = [str(find_nvdisasm()), "-c", file.name]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise CompileError(f"nvdisasm could not read the binary: {done.stderr.strip()}")
+        raise MissingToolError(
+            f"nvdisasm could not read the binary: {done.stderr.strip()}. It is older than the compiler: install a "
+            "newer one with `pip install -U nvidia-cuda-nvdisasm`."
+        )
     return done.stdout
+
+
+@lru_cache(maxsize=8)
+def _kernels(listing: str) -> Mapping[str, str]:
+    sections = _SECTION.split(listing)
+    return dict(zip(sections[1::2], sections[2::2], strict=True))
 
 
 def _parse(listing: str) -> tuple[Instruction, ...]:

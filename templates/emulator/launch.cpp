@@ -33,7 +33,7 @@ u8* shared_write(u32 addr, int bytes, int line) {
 void proxy_fence(int line) {
   const Fiber& fiber = *launch.current;
   mbarrier_fence_init(line);
-  if (fiber.cta->shared.fence(fiber.actor())) fiber.cta->clocks.publish(fiber.warp());
+  fiber.cta->shared.fence(fiber.actor(), fiber.cta->clocks);
 }
 
 }  // namespace emu

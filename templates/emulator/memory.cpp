@@ -1,5 +1,6 @@
 #include "memory.hpp"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -15,7 +16,7 @@ SharedMemory::SharedMemory(int bytes, int warps)
     : size_((u32)bytes), warps_(warps), bytes_((u8*)aligned_alloc(1024, ((size_t)bytes + 1024) / 1024 * 1024)) {
   writes_.resize((size_ + WORD - 1) / WORD);
   reads_.resize(writes_.size() * (size_t)warps);
-  unfenced_.resize(warps);
+  fences_.resize(warps);
   for (u32 i = 0; i < size_ / WORD; i++) ((u32*)bytes_.get())[i] = POISON;
 }
 
@@ -80,7 +81,7 @@ const u8* SharedMemory::read(u32 addr, int bytes, Actor actor, const Clocks& clo
            "(missing barrier)", word * WORD, describe(actor.agent, actor.lane, reader),
            describe(w.agent, w.lane, writer), w.line);
     }
-    if (engine && w.agent < warps_ && w.epoch > clocks.visible(actor.agent, w.agent)) {
+    if (engine && w.agent < warps_ && !visible(w, actor.agent, clocks)) {
       fail(line, "read of shared memory at base+%u by %s does not see the write of %s at line %d (missing "
            "fence_proxy_async before the barrier)", word * WORD, describe(actor.agent, actor.lane, reader),
            describe(w.agent, w.lane, writer), w.line);
@@ -118,7 +119,8 @@ void SharedMemory::check_overwrite(u32 word, Actor actor, const Clocks& clocks, 
     fail(line, "race: write to shared memory at base+%u by %s is not ordered after the write of %s at line %d (missing "
          "barrier)", offset, describe(actor.agent, actor.lane, writer), describe(w.agent, w.lane, other), w.line);
   }
-  if (actor.agent >= warps_ && w.agent < warps_ && w.epoch > clocks.visible(actor.agent, w.agent)) {
+  const bool ordinary = w.state == WordState::written && w.agent < warps_;
+  if (ordinary && actor.agent >= warps_ && !visible(w, actor.agent, clocks)) {
     char writer[64], other[64];
     fail(line, "write to shared memory at base+%u by %s may come before the write of %s at line %d (missing "
          "fence_proxy_async before the barrier)", offset, describe(actor.agent, actor.lane, writer),
@@ -138,10 +140,10 @@ void SharedMemory::mark(u32 addr, int bytes, Actor actor, const Clocks& clocks, 
   const u32 now = clocks.now(actor.agent);
   for (u32 word = first; word <= last; word++) {
     check_overwrite(word, actor, clocks, line);
-    writes_[word] = {now, line, (u16)actor.agent, (u8)actor.lane, state};
+    writes_[word] = {now, 0, line, (u16)actor.agent, (u8)actor.lane, state};
+    if (actor.agent < warps_) writes_[word].fences = fences_[actor.agent].count;
   }
   if (actor.agent >= warps_) return;
-  unfenced_[actor.agent] |= actor.lane == WHOLE ? ~0u : 1u << actor.lane;
   if (!swizzles_.empty()) set_swizzle(addr, bytes, 0);
 }
 
@@ -161,8 +163,8 @@ void SharedMemory::settle(u32 addr, int bytes, Actor actor, const Clocks& clocks
   for (u32 word = first; word <= last; word++) {
     writes_[word].state = WordState::written;
     writes_[word].epoch = clocks.now(actor.agent);
+    writes_[word].fences = fences_[actor.agent].count;
   }
-  unfenced_[actor.agent] |= 1u << actor.lane;
 }
 
 void SharedMemory::land(u32 addr, int bytes) {
@@ -175,11 +177,22 @@ void SharedMemory::place_barrier(u32 addr, Actor actor, const Clocks& clocks, in
   mark(addr, 8, actor, clocks, line, WordState::barrier);
 }
 
-bool SharedMemory::fence(Actor actor) {
-  u32& lanes = unfenced_[actor.agent];
-  const u32 before = lanes;
-  lanes &= ~(1u << actor.lane);
-  return before != 0 && lanes == 0;
+void SharedMemory::fence(Actor actor, const Clocks& clocks) {
+  Fences& fences = fences_[actor.agent];
+  fences.lanes[actor.lane].push_back({++fences.count, clocks.now(actor.agent)});
+}
+
+// Each lane that took part in the write has executed a fence since, and the reader is ordered after these.
+bool SharedMemory::visible(const Write& w, int reader, const Clocks& clocks) const {
+  const Fences& fences = fences_[w.agent];
+  const int first = w.lane == WHOLE ? 0 : w.lane, last = w.lane == WHOLE ? WHOLE : w.lane + 1;
+  for (int lane = first; lane < last; lane++) {
+    const auto later = [](u32 number, const Fences::Fence& f) { return number < f.number; };
+    const std::vector<Fences::Fence>& own = fences.lanes[lane];
+    const auto found = std::upper_bound(own.begin(), own.end(), w.fences, later);
+    if (found == own.end() || found->epoch > clocks.seen(reader, w.agent)) return false;
+  }
+  return true;
 }
 
 void SharedMemory::set_swizzle(u32 addr, int bytes, int span) {

@@ -19,9 +19,10 @@ constexpr int WHOLE = 32;
 
 enum class WordState : u8 { unwritten, written, in_flight, barrier };
 
-// The last write of a word of four bytes.
+// The last write of a word of four bytes. `fences`: proxy fences that its warp had executed by then.
 struct Write {
   u32 epoch = 0;
+  u32 fences = 0;
   int line = 0;
   u16 agent = 0;
   u8 lane = 0;
@@ -44,7 +45,8 @@ class SharedMemory {
   // Names the next agent beyond the warps, for messages.
   void name_engine(std::string name) { engines_.push_back({std::move(name), {}}); }
 
-  // A read of data already in place. The result stays valid. Engines see only what is behind a proxy fence.
+  // A read of data already in place. The result stays valid. Engines see only what a proxy fence of the thread that
+  // wrote it followed, and only once they are ordered after that fence.
   const u8* read(u32 addr, int bytes, Actor actor, const Clocks& clocks, int line);
 
   // A write that takes effect at once.
@@ -62,8 +64,8 @@ class SharedMemory {
   // The eight bytes become an mbarrier: ordinary accesses to them are errors from now on.
   void place_barrier(u32 addr, Actor actor, const Clocks& clocks, int line);
 
-  // A thread's proxy fence. True when it is the last that its warp's writes were waiting for.
-  bool fence(Actor actor);
+  // A thread's proxy fence: for what it has written, and for its copies that it has waited for.
+  void fence(Actor actor, const Clocks& clocks);
 
   // The swizzle span with which the copy engine wrote a range, 0 for another writer.
   void set_swizzle(u32 addr, int bytes, int span);
@@ -80,6 +82,16 @@ class SharedMemory {
     std::vector<Read> reads;
   };
 
+  // The proxy fences of a warp: how many, and for each lane which of them, when.
+  struct Fences {
+    struct Fence {
+      u32 number, epoch;
+    };
+    u32 count = 0;
+    std::vector<Fence> lanes[32];
+  };
+
+  bool visible(const Write& write, int reader, const Clocks& clocks) const;
   void check_address(u32 addr, int bytes, const char* what, int line) const;
   void check_overwrite(u32 word, Actor actor, const Clocks& clocks, int line) const;
   void check_after_read(u32 word, const Read& read, int agent, Actor actor, const Clocks& clocks, int line) const;
@@ -96,7 +108,7 @@ class SharedMemory {
   std::unique_ptr<u8[], Free> bytes_;
   std::vector<Write> writes_;
   std::vector<Read> reads_;     // [word][warp]
-  std::vector<u32> unfenced_;   // per warp: lanes with writes that no proxy fence has followed
+  std::vector<Fences> fences_;  // [warp]
   std::vector<Engine> engines_;
   std::vector<u8> swizzles_;    // [chunk], once the copy engine has written
 };

@@ -61,7 +61,7 @@ class Case:
         if op is None:
             return (event.edge, event) if event.edge in (Edge.ITEM, Edge.EXIT) else None
         facts = self.facts[id(op)]
-        if op.unit is Unit.ALU and not any(r.name in self.buffers for r in (*facts.reads, *facts.writes)):
+        if op.unit is Unit.ALU and not any(r.name in self.buffers for r in (*facts.reads, *facts.references)):
             return None
         return (id(op), *(event.index(r) for r in facts.references)), event
 

@@ -173,25 +173,30 @@ class Machine:
             case o.MbarWait():
                 return self.mbar_wait(agent, op, event)
             case o.MbarArrive():
-                self.arrive(agent, op, self.mbarrier(event, op.bar), 1 if agent.role.single else agent.warps, 0)
+                count = 1 if agent.role.single else agent.threads if op.each_thread else agent.warps
+                self.arrive(agent, op, self.mbarrier(event, op.bar), count, 0)
             case o.MbarExpect():
                 self.arrive(agent, op, self.mbarrier(event, op.bar), 1, op.bytes)
             case o.Proxy():
-                # a thread's fence speaks for its own writes only
+                # a thread's fence speaks for its own writes and for its own copies that it has waited for
                 agent.seen[agent.name] = agent.tick()
+                copies = f"cp {agent.name}"
+                agent.seen[copies] = agent.clock.get(copies, 0)
             case o.CpCommit():
                 agent.committed["cp"] += 1
             case o.CpWait():
-                _reach(agent, f"cp {agent.name}", agent.committed["cp"] - op.pending)
+                _reach(agent.clock, f"cp {agent.name}", agent.committed["cp"] - op.pending)
             case o.BulkCommit():
                 agent.committed["bulk"] += 1
             case o.BulkRetire():
-                _reach(agent, f"bulk {agent.name}", agent.committed["bulk"] - op.pending)
+                for clock in (agent.clock, agent.seen):
+                    _reach(clock, f"bulk {agent.name}", agent.committed["bulk"] - op.pending)
             case o.Commit():
                 agent.committed["wgmma"] += 1
                 agent.numbers[op.group] = agent.committed["wgmma"]
             case o.Retire():
-                _reach(agent, f"wgmma {agent.name}", agent.numbers.get(op.group, 0))
+                for clock in (agent.clock, agent.seen):
+                    _reach(clock, f"wgmma {agent.name}", agent.numbers.get(op.group, 0))
             case _:
                 self.data(agent, act)
         return True
@@ -304,7 +309,7 @@ class Machine:
                     who, tick = f"tma {bar_ref.name} {_first(event, bar_ref)}", len(bar.done) + 1
                 case _:
                     who, tick = f"{unit} {agent.name}", agent.committed[unit] + 1
-            access = Access(tick, op.id, touch, part, generic=write and not unit)
+            access = Access(tick, op.id, touch, part, generic=write and unit in ("", "cp"))
             self.access(agent, act, (ref.name, slot), who, access, write, asynchronous=unit not in ("", "cp"))
             if unit == "tma":
                 bar.loads.append(who)
@@ -398,9 +403,8 @@ def _advance(clock: Clock, other: Clock) -> None:
             clock[key] = tick
 
 
-def _reach(agent: Agent, unit: str, number: int) -> None:
-    for clock in (agent.clock, agent.seen):
-        _advance(clock, {unit: number})
+def _reach(clock: Clock, unit: str, number: int) -> None:
+    _advance(clock, {unit: number})
 
 
 def _apart(old: Access, new: Access, name: str, who: str, part: int | None, touch: Touch) -> bool:

@@ -65,6 +65,7 @@ class _Fill:
     wait: str
     expected: int | None = None
     bytes: int = 0
+    copied: str = ""  # an op by which each thread copies chunks of its own
 
 
 @dataclass
@@ -151,9 +152,12 @@ class _Side:
                 self.say("bytes", op.id, f"expects {op.bytes} bytes; ring {ring.name} counts {ring.full_bytes}")
             self.filling.setdefault(at, _Fill(op.id)).expected = op.bytes
         elif full:
-            if at not in self.filling:
+            fill = self.filling.pop(at, None)
+            if fill is None:
                 self.say("fill", op.id, f"slot {at[1]} of {at[0]} is handed over without a wait for `free`")
-            self.filling.pop(at, None)
+            elif fill.copied and not (self.walked.role.single or (isinstance(op, o.MbarArrive) and op.each_thread)):
+                message = f"hands over what each thread copied in {fill.copied}: each of them has to arrive"
+                self.say("fill", op.id, message)
         else:
             self.release(op, at)
 
@@ -189,6 +193,8 @@ class _Side:
                 )
             elif isinstance(op, o.TmaLoad | o.BulkLoad):
                 self.load(event, op, at)
+            elif isinstance(op, o.CpAsync | o.CopyTile):
+                self.filling[at].copied = op.id
 
     def load(self, event: Event, op: o.TmaLoad | o.BulkLoad, at: Slot) -> None:
         fill = self.filling[at]
@@ -204,6 +210,14 @@ class _Side:
             del self.filling[at]
 
 
+def _count(op: o.MbarArrive | o.MbarExpect, role: Role) -> int:
+    """Arrivals of one part of a role by one op."""
+    if isinstance(op, o.MbarExpect) or role.single:
+        return 1
+    warps = role.warps // role.split
+    return 32 * warps if op.each_thread else warps
+
+
 def _arrivals(case: Case, scenario: Scenario, walks: tuple[Walk[Event], ...]) -> Iterator[tuple[str, str]]:
     """A phase takes the arrivals of all who use a slot, counted once a use."""
     counts: Counter[tuple[str, int]] = Counter()
@@ -214,10 +228,7 @@ def _arrivals(case: Case, scenario: Scenario, walks: tuple[Walk[Event], ...]) ->
         for event in walked.events:
             op = event.op
             if isinstance(op, o.MbarArrive | o.MbarExpect) and op.bar.name.partition(".")[0] in case.rings:
-                single = isinstance(op, o.MbarExpect) or walked.role.single
-                counts[op.bar.name, side.slot(event, op.bar)[1]] += (
-                    1 if single else walked.role.warps // walked.role.split
-                )
+                counts[op.bar.name, side.slot(event, op.bar)[1]] += _count(op, walked.role)
             elif isinstance(op, o.MbarWait) and op.bar.name.endswith(".free"):
                 own[side.slot(event, op.bar)] += 1
         for at, number in own.items():

@@ -53,6 +53,10 @@ def accesses(op: Op, case: Case) -> Iterator[_Use]:
         case o.CompactTiles():
             yield Ref(name=op.src), Touch.ALL, False, ""
             yield Ref(name=op.dst), Touch.OWN, True, ""
+        case o.SortItems():
+            yield op.keys, Touch.OWN, True, ""
+        case o.DealItems():
+            yield op.loads, Touch.OWN, True, ""
 
 
 def loaded_bytes(op: Op, case: Case) -> int:

@@ -11,7 +11,7 @@ from attngen.ir import ops as o
 from attngen.ir.ops import Op, Scope
 from attngen.ir.rules.case import Case, Finding, ops
 from attngen.ir.rules.uses import Cell
-from attngen.ir.schedule import Access, Kernel
+from attngen.ir.schedule import WORK_TABLE, Access, Kernel, WorkSource
 from attngen.ir.walk import Edge, expressions, statements
 from attngen.layout import Fragment
 
@@ -115,11 +115,14 @@ def intermediates(op: Op) -> frozenset[str]:
 def stored(case: Case) -> Iterator[Finding]:
     """Every output is stored, and a workspace is written before it is read."""
     kernel = case.kernel
+    made = produced(case, kernel)
+    if kernel.work.source is WorkSource.DEVICE_TABLE and WORK_TABLE not in made:
+        yield Finding("outputs", f"items come from the workspace {WORK_TABLE}, and nothing has written it")
     done = {n for role in kernel.roles for op in ops(role) for n in outputs(op)}
     for t in kernel.tensors:
         if t.access is Access.OUT and t.name not in done:
             yield Finding("outputs", f"nothing is stored to {t.name}")
-        if t.access is Access.WORK and t.name in consumed(kernel) and t.name not in produced(case, kernel):
+        if t.access is Access.WORK and t.name in consumed(kernel) and t.name not in made:
             yield Finding("outputs", f"the workspace {t.name} is read and nothing has written it")
 
 
@@ -138,7 +141,7 @@ def consumed(kernel: Kernel) -> set[str]:
         roots = [s.value for s in role.item.lets]
         for op in ops(role):
             roots += [*expressions(op), *(s.value for s in statements(op))]
-            if isinstance(op, o.CompactTiles):
+            if isinstance(op, o.CompactTiles | o.DealItems):
                 names.add(op.src)
         names |= {e.name for e in walk(*roots) if e.op is ExprOp.LOAD}
     return names

@@ -30,6 +30,7 @@ ITEM_KEYS = 4096
 BLOCK_N = (48, 64, 80, 96, 112, 128, 144, 160, 176)
 # (stages, issue): a tile's second product beside the next tile's first, behind it or before it; or in its own step
 ORDERS = (((0, 1), (0, 1)), ((0, 1), (1, 0)), ((0, 0), (0, 1)))
+TOLD_APART = 0.005  # relative cost
 REORDERED = 4  # shapes whose other orders are tried
 # share of the tensor cores from which a branch a tile is hidden: 0.3 to 0.6 % slower there, 2 to 3 % where issue slots
 # bind (H200, head dims 64, 128 and 256)
@@ -116,17 +117,24 @@ def ranked(
         return [Candidate(c, estimate(build(c), target)) for c in configs]
 
     cheapest = [p for p in policies if p is not FoldPolicy.ANTICIPATED]
-    found = sorted(simulated(shapes(signature, target, cheapest[0])), key=lambda c: c.cost)
+    found = by_slack(simulated(shapes(signature, target, cheapest[0])))
     if not found:
         raise PassError(f"choose: no tile shape fits {signature} on {target.name}")
     best = found[0].config
-    alternatives = sorted(simulated(replace(best, policy=p) for p in cheapest), key=lambda c: c.cost)
+    alternatives = by_slack(simulated(replace(best, policy=p) for p in cheapest))
     policy = alternatives[0].config.policy
     if policy is not best.policy:
         found = simulated(replace(c.config, policy=policy) for c in found)
-    for candidate in sorted(found, key=lambda c: c.cost)[:REORDERED]:
+    for candidate in by_slack(found)[:REORDERED]:
         found += simulated(reordered(candidate.config, signature, target))
-    return tuple(anticipating(c, policies) for c in sorted(found, key=lambda c: c.cost))
+    return tuple(anticipating(c, policies) for c in by_slack(found))
+
+
+def by_slack(found: list[Candidate]) -> list[Candidate]:
+    """By cost, in steps of what the model can tell apart; then those whose streams wait most: they have most to give
+    when something is later than modelled."""
+    best = min((c.cost for c in found), default=1.0)
+    return sorted(found, key=lambda c: (round((c.cost / best - 1) / TOLD_APART), c.estimate.stream, c.cost))
 
 
 def anticipating(candidate: Candidate, policies: tuple[FoldPolicy, ...]) -> Candidate:

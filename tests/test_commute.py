@@ -1,0 +1,88 @@
+"""The reasons for swaps that change nothing: given where they hold, and nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from schedules import NAMES, schedule
+
+from attngen.commute import RULES, why_equal
+from attngen.errors import VerifyError
+from attngen.ir.mutate import Swap, mutants
+from attngen.ir.schedule import Schedule
+from attngen.ir.verify import verify
+
+HOPPER = next(n for n in NAMES if n.startswith("text") and "causal_d128_bf16" in n)
+AMPERE = next(n for n in NAMES if n.startswith("sample causal_d64"))
+# pairs whose order matters, by the words of the mutant: no rule may speak for them
+ORDERED = [
+    ("mbar_wait bar=K.free[slot]", "mbar_expect bar=K.full[slot]"),
+    ("mbar_wait bar=V.free[slot]", "mbar_expect"),
+    ("open", "wgmma d=rS"),
+    ("wgmma", "commit"),
+    ("retire group=g1", "mbar_arrive bar=K.free"),
+    ("retire group=g2", "mbar_arrive bar=V.free"),
+    ("map over=rS", "reduce"),
+    ("reduce", "map over=rS"),
+    ("vote", "guard"),
+    ("guard", "map over=rS"),
+    ("bulk_retire", "sync"),
+    ("sync", "st_frag"),
+    ("st_frag", "proxy"),
+    ("proxy", "sync"),
+    ("sync", "tma_store"),
+    ("tma_store", "bulk_commit"),
+]
+
+
+def swaps(s: Schedule) -> dict[str, Swap]:
+    return {m.name.removeprefix("swap "): m.swap for m in mutants(s) if m.swap}
+
+
+@pytest.mark.parametrize(("one", "two"), ORDERED)
+def test_no_reason_where_the_order_matters(one: str, two: str) -> None:
+    found = [
+        swap
+        for name, swap in swaps(schedule(HOPPER)).items()
+        if name.partition(" ")[2].startswith(one) and name.partition(" <-> ")[2].partition(" ")[2].startswith(two)
+    ]
+    assert found
+    assert [why_equal(s) for s in found] == [""] * len(found)
+
+
+@pytest.mark.parametrize("name", [HOPPER, AMPERE])
+def test_the_verifier_takes_what_has_a_reason(name: str) -> None:
+    """A swap that is called equivalent is a schedule without a fault by the verifier's own rules, too."""
+    reasons, wrong = set(), []
+    for mutant in mutants(schedule(name)):
+        if mutant.swap and (reason := why_equal(mutant.swap)):
+            reasons.add(reason)
+            try:
+                verify(mutant.schedule)
+            except VerifyError as error:
+                wrong.append(f"{mutant}: {reason}, but the verifier says {error}")
+    assert wrong == []
+    assert len(reasons) >= 4
+
+
+def test_arithmetic_in_flight_has_no_reason() -> None:
+    """The rules look at registers: the same ops have no reason once they share one with the products in flight."""
+    found = swaps(schedule(HOPPER))
+    (name,) = [n for n in found if "fill dst=rO" in n and "retire group=g1" in n]
+    swap = found[name]
+    assert why_equal(swap)
+    fill = swap.one
+    assert why_equal(replace(swap, one=replace(fill, dst=replace(fill.dst, name="rS")))) == ""  # type: ignore[union-attr]
+
+
+def test_a_mask_from_below_is_needed_before_the_weights() -> None:
+    """In a window a row may have seen keys in earlier tiles and have masked ones now: no guard redoes it."""
+    window = next(n for n in NAMES if "window1024" in n)
+    pairs = [s for n, s in swaps(schedule(window)).items() if "map only=masked" in n and "copies=(rP[p])" in n]
+    assert pairs
+    assert [why_equal(s) for s in pairs] == [""] * len(pairs)
+
+
+def test_every_rule_has_its_own_words() -> None:
+    assert all(len(reason) > 15 for _, reason in RULES)
