@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attngen import ops
 from attngen.config import AnyConfig
+from attngen.described import described
 from attngen.errors import SignatureError, SpecError
 from attngen.ir.graph import Graph
 from attngen.ir.program import Program
@@ -53,7 +54,7 @@ def attention(
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         raise _not_a_tensor(q, k, v)
     if spec is None:
-        spec = Attention(mask, score, scale, sink, return_lse, normalizer)
+        spec = described(mask, score, scale, sink, return_lse, normalizer)
     elif (
         not isinstance(spec, Attention) or mask is not None or score is not None or scale is not None
         or sink is not None or return_lse is not False or normalizer != "softmax"
@@ -67,11 +68,12 @@ def attention(
 def _call(spec: Attention, key: str, q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor]) -> tuple[Tensor, Tensor]:
     if torch.compiler.is_dynamo_compiling():  # else the operator says it, with the name of the captured tensor
         ops.reject_gradients([q, k, v, *captures], ["q", "k", "v", *["a captured tensor"] * len(captures)])
-    if q.dim() != 4 or q.size(3) == 0:
+    head_dim = q.size(3) if q.dim() == 4 else 0
+    if head_dim == 0:
         raise SignatureError(
             f"q has the shape {list(q.shape)}. Allowed: 4 dimensions [batch, heads, seq, head_dim], head_dim > 0"
         )
-    return ops.call(q, k, v, captures, key, spec.scale_for(q.size(3)))
+    return ops.call(q, k, v, captures, key, spec.scale_for(head_dim))
 
 
 def _not_a_tensor(*given: object) -> SignatureError:

@@ -8,6 +8,13 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+# looked up once: a call asks all of them
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_has_function_mode = torch._C._is_torch_function_mode_enabled
+_transform = torch._C._functorch.peek_interpreter_stack
+_tracing = torch._C._get_tracing_state
+_profiled = torch._C._autograd._profiler_enabled
+
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})  # no class with a dispatch of its own
 
 
@@ -17,12 +24,12 @@ def addresses(tensors: Iterable[Tensor]) -> list[int] | None:
 
     Autocast has no rule for attngen's operator, so it does not count."""
     if (
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._is_torch_function_mode_enabled()
-        or torch._C._functorch.peek_interpreter_stack() is not None
+        _dispatch_modes()
+        or _has_function_mode()
+        or _transform() is not None
         or forward_ad._current_level >= 0
-        or torch._C._get_tracing_state() is not None
-        or torch._C._autograd._profiler_enabled()
+        or _tracing() is not None
+        or _profiled()
     ):
         return None
     differentiated, found = torch.is_grad_enabled(), []

@@ -53,6 +53,7 @@ class Op(Enum):
     EXP = "exp"
     LOG = "log"
     TANH = "tanh"
+    TANH_APPROX = "tanh_approx"
     SIGMOID = "sigmoid"
     SQRT = "sqrt"
     FLOOR = "floor"
@@ -69,10 +70,10 @@ class Op(Enum):
 COMPARES = frozenset({Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE})
 FUNCTIONS = frozenset(
     {Op.MIN, Op.MAX, Op.WHERE, Op.ABS, Op.EXP, Op.LOG, Op.TANH, Op.SIGMOID, Op.SQRT, Op.FLOOR, Op.EXP2, Op.LOG2}
-    | {Op.RCP, Op.FMA, Op.F32, Op.I32}
+    | {Op.RCP, Op.FMA, Op.F32, Op.I32, Op.TANH_APPROX}
 )
 FLOAT_ONLY = frozenset(
-    {Op.DIV, Op.EXP, Op.LOG, Op.TANH, Op.SIGMOID, Op.SQRT, Op.FLOOR, Op.EXP2, Op.LOG2, Op.RCP, Op.FMA}
+    {Op.DIV, Op.EXP, Op.LOG, Op.TANH, Op.SIGMOID, Op.SQRT, Op.FLOOR, Op.EXP2, Op.LOG2, Op.RCP, Op.FMA, Op.TANH_APPROX}
 )
 
 Value = float | int | bool

@@ -140,8 +140,8 @@ def kernel_for(variant: Variant, signature: Signature, target: Target, config: A
 def levels_for(variant: Variant, signature: Signature, target: Target, config: AnyConfig | None) -> Levels:
     if target.has(Feature.WGMMA) and signature.alignment != 16:
         raise SpecError(
-            f"target={target.name!r} copies rows whose start is a multiple of 16 bytes; these are aligned to "
-            f"{signature.alignment}. Leave target out, or use 'sm80', which also runs on Hopper"
+            f"target={target.name!r} has no schedule for rows aligned to {signature.alignment} bytes; allowed are "
+            "multiples of 16. Leave target out, or use 'sm80', which also runs on Hopper"
         )
     return derive(variant, signature, target, config)
 

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import Any, Union
 
 import torch
@@ -17,6 +18,7 @@ from attngen import expr as ex
 from attngen.errors import SpecError
 from attngen.expr import B, DType, Expr, H, I, J, Op, const, make
 from attngen.naming import callable_name, shown
+from attngen.shared import shared
 from attngen.trace import Axis, ShapeRule, Tracer
 
 INT_MAX = 2**31 - 1  # of the integers in a kernel
@@ -38,20 +40,25 @@ class Mask(ABC):
     def __str__(self) -> str:
         """The description used in names, reports and banners."""
 
+    @property
+    def plain(self) -> bool:
+        """Whether it holds neither tensors nor functions."""
+        return False
+
     def __and__(self, other: MaskLike) -> Mask:
-        return Both(self, as_mask(other))
+        return shared(Both, self, as_mask(other))
 
     def __rand__(self, other: MaskLike) -> Mask:
-        return Both(as_mask(other), self)
+        return shared(Both, as_mask(other), self)
 
     def __or__(self, other: MaskLike) -> Mask:
-        return Either(self, as_mask(other))
+        return shared(Either, self, as_mask(other))
 
     def __ror__(self, other: MaskLike) -> Mask:
-        return Either(as_mask(other), self)
+        return shared(Either, as_mask(other), self)
 
     def __invert__(self) -> Mask:
-        return Not(self)
+        return shared(Not, self)
 
     def __bool__(self) -> bool:
         raise SpecError(
@@ -89,6 +96,10 @@ class Both(Mask):
     left: Mask
     right: Mask
 
+    @cached_property  # asked of each when it is made: no recursion
+    def plain(self) -> bool:
+        return self.left.plain and self.right.plain
+
     def trace(self, tracer: Tracer) -> Expr:
         return ex.conj(self.left.trace(tracer), self.right.trace(tracer))
 
@@ -101,6 +112,10 @@ class Either(Mask):
     left: Mask
     right: Mask
 
+    @cached_property  # asked of each when it is made: no recursion
+    def plain(self) -> bool:
+        return self.left.plain and self.right.plain
+
     def trace(self, tracer: Tracer) -> Expr:
         a, b = self.left.trace(tracer), self.right.trace(tracer)
         return ex.TRUE if ex.TRUE in (a, b) else make(Op.OR, a, b)
@@ -112,6 +127,10 @@ class Either(Mask):
 @dataclass(frozen=True, eq=False)
 class Not(Mask):
     mask: Mask
+
+    @cached_property
+    def plain(self) -> bool:
+        return self.mask.plain
 
     def trace(self, tracer: Tracer) -> Expr:
         inner = self.mask.trace(tracer)
@@ -145,14 +164,19 @@ class MaskFunction(Mask):
 MAX_NESTED = 100  # what a mask becomes is walked by recursion, and this many masks are slow long before
 
 
+def _inside(mask: Mask) -> list[Mask]:
+    if isinstance(mask, Not):
+        return [mask.mask]
+    return [mask.left, mask.right] if isinstance(mask, (Both, Either)) else []
+
+
 def check_nesting(mask: Mask) -> None:
     """A chain such as `a | b | c` nests once an operator; a long one is refused before Python's stack ends."""
-    level: list[Mask] = [mask]
-    for _ in range(MAX_NESTED):
-        inner: list[Mask] = []
-        for m in level:
-            inner += [m.mask] if isinstance(m, Not) else [m.left, m.right] if isinstance(m, (Both, Either)) else []
-        level = inner
+    level = _inside(mask)
+    for _ in range(MAX_NESTED - 1):
+        if not level:  # nearly always at once
+            return
+        level = [inner for m in level for inner in _inside(m)]
     if level:
         raise SpecError(
             f"mask nests more than {MAX_NESTED} masks with `&`, `|`, `~`. Allowed: {MAX_NESTED}; write one callable "
@@ -168,11 +192,16 @@ class Align(Enum):
     TOP_LEFT = "top_left"
 
 
-_ALIGNS = tuple(a.value for a in Align)  # torch.compile cannot iterate over an Enum
+_ALIGNED = {a.value: a for a in Align}  # torch.compile cannot iterate over an Enum
+_ALIGNS = tuple(_ALIGNED)
 
 
 @dataclass(frozen=True, eq=False)
 class Full(Mask):
+    @property
+    def plain(self) -> bool:
+        return True
+
     def trace(self, tracer: Tracer) -> Expr:
         return ex.TRUE
 
@@ -183,6 +212,10 @@ class Full(Mask):
 @dataclass(frozen=True, eq=False)
 class Causal(Mask):
     align: Align
+
+    @property
+    def plain(self) -> bool:
+        return True
 
     def trace(self, tracer: Tracer) -> Expr:
         return make(Op.LE, J, DIAGONAL if self.align is Align.BOTTOM_RIGHT else I)
@@ -196,6 +229,10 @@ class Window(Mask):
     left: int
     right: int
     sliding: bool  # how it was written
+
+    @property
+    def plain(self) -> bool:
+        return True
 
     def trace(self, tracer: Tracer) -> Expr:
         low, high = ex.TRUE, ex.TRUE
@@ -212,6 +249,10 @@ class Window(Mask):
 @dataclass(frozen=True, eq=False)
 class PrefixLM(Mask):
     length: int | torch.Tensor
+
+    @property
+    def plain(self) -> bool:
+        return isinstance(self.length, int)
 
     def trace(self, tracer: Tracer) -> Expr:
         if isinstance(self.length, int):
@@ -250,14 +291,14 @@ class Document(Mask):
 
 def full() -> Mask:
     """Every query sees every key."""
-    return Full()
+    return shared(Full)
 
 
 def causal(align: str = "bottom_right") -> Mask:
     """A query sees the keys up to its own position, counted from the last key or (`top_left`) the first."""
     if align not in _ALIGNS:
         raise SpecError(f"causal: align={align!r} is not known. Allowed: {', '.join(map(repr, _ALIGNS))}")
-    return Causal(Align(align))
+    return shared(Causal, _ALIGNED[align])
 
 
 def window(left: int, right: int) -> Mask:
@@ -267,7 +308,7 @@ def window(left: int, right: int) -> Mask:
             raise SpecError(
                 f"window: {name}={shown(value)}. Allowed: an int >= 0, at most {INT_MAX}, or -1 for no limit"
             )
-    return Window(left, right, sliding=False)
+    return shared(Window, left, right, False)
 
 
 def sliding_window(size: int) -> Mask:
@@ -277,7 +318,7 @@ def sliding_window(size: int) -> Mask:
             f"sliding_window: size={shown(size)}. Allowed: an int >= 1, at most {INT_MAX} (it counts the query's "
             "own position); to have no limit, write causal()"
         )
-    return Window(size - 1, 0, sliding=True)
+    return shared(Window, size - 1, 0, True)
 
 
 def prefix_lm(length: int | torch.Tensor) -> Mask:
@@ -292,7 +333,7 @@ def prefix_lm(length: int | torch.Tensor) -> Mask:
             f"prefix_lm: length={shown(length)}. Allowed: an int >= 0, at most {INT_MAX}, an integer tensor of "
             "shape [] or [B]"
         )
-    return PrefixLM(length)
+    return PrefixLM(length) if isinstance(length, torch.Tensor) else shared(PrefixLM, length)
 
 
 def document(ids: torch.Tensor, k_ids: torch.Tensor | None = None) -> Mask:

@@ -126,11 +126,11 @@ def _on_gpu(
     # what the plan depends on, and what its checks looked at
     call: tuple[object, ...] = (
         key, scale, not (pointers[0] | pointers[1] | pointers[2]) % VECTOR_BYTES,
-        q.dtype, q.device, q.shape, q.stride(), k.dtype, k.device, k.shape, k.stride(), v.dtype, v.device, v.shape,
-        v.stride(),
+        q.dtype, q.get_device(), q.shape, q.stride(), k.dtype, k.get_device(), k.shape, k.stride(),
+        v.dtype, v.get_device(), v.shape, v.stride(),
     )  # fmt: skip
     if captures:
-        call += tuple([x for t in captures for x in (t.dtype, t.device, t.shape, t.stride())])
+        call += tuple([x for t in captures for x in (t.dtype, t.get_device(), t.shape, t.stride())])
     found = _plans.get(call)
     if found is not None:
         return found.run(pointers)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
+from attngen import tuned
 from attngen.config import AnyConfig, Config, HopperConfig
 from attngen.errors import VerifyError
 from attngen.ir.graph import Fold, Graph, Map, Mask
@@ -15,6 +16,7 @@ from attngen.ir.verify import verify
 from attngen.layout import Swizzle
 from attngen.passes import hopper
 from attngen.passes.allocate import allocate
+from attngen.passes.approximate import approximate
 from attngen.passes.choose import candidates, facts
 from attngen.passes.expand import expand
 from attngen.passes.place import place
@@ -66,13 +68,16 @@ class Levels:
         return self.verified.schedule
 
 
-def graph_levels(variant: Variant) -> Iterator[Stage]:
+def graph_levels(variant: Variant, signature: Signature) -> Iterator[Stage]:
     """The passes on the graph: the same for every configuration."""
     graph = textbook(variant)
     yield Stage("textbook", graph)
     # before simplify, which converts parts of an index sum one by one
     graph = signs(graph)
     yield Stage("signs", graph)
+    # before simplify, which writes tanh with exp2
+    graph = approximate(graph, signature.dtype)
+    yield Stage("approximate", graph)
     # early, so that later passes see exp2 and constants, not the user's spelling
     graph = simplify(graph)
     yield Stage("simplify", graph)
@@ -87,7 +92,7 @@ def tile_levels(
     variant: Variant, signature: Signature, config: AnyConfig, above: tuple[Stage, ...] | None = None
 ) -> Iterator[Stage]:
     """The passes above the schedule. `above`: those on the graph, where they are done already."""
-    above = above or tuple(graph_levels(variant))
+    above = above or tuple(graph_levels(variant, signature))
     yield from above
     graph = above[-1].level
     assert isinstance(graph, Graph)
@@ -145,13 +150,21 @@ def derive(variant: Variant, signature: Signature, target: Target, config: AnyCo
     if config is not None:
         return _levels(variant, signature, target, config)
     refused: VerifyError | None = None
-    for chosen in ranked(variant, signature, target):
+    for chosen in _in_order(variant, signature, target):
         try:
             return _levels(variant, signature, target, chosen)
         except VerifyError as error:  # a limit that ranking does not know, such as the size of the code
             refused = refused or error
     assert refused is not None
     raise refused
+
+
+def _in_order(variant: Variant, signature: Signature, target: Target) -> Iterator[AnyConfig]:
+    """As `ranked`, which is not asked as long as what was measured will do."""
+    measured = tuned.lookup(variant, signature, target)
+    if measured is not None:
+        yield measured
+    yield from (c for c in ranked(variant, signature, target) if c != measured)
 
 
 def _levels(variant: Variant, signature: Signature, target: Target, config: AnyConfig) -> Levels:
@@ -168,7 +181,7 @@ def _levels(variant: Variant, signature: Signature, target: Target, config: AnyC
 def _ranked(key: str, variant: Variant, signature: Signature, target: Target) -> tuple[AnyConfig, ...]:
     if not target.has(Feature.WGMMA):
         return candidates(variant, signature, target)
-    graph = tuple(graph_levels(variant))
+    graph = tuple(graph_levels(variant, signature))
     last = graph[-1].level
     assert isinstance(last, Graph)
     (fold,) = last.of(Fold)
@@ -182,7 +195,9 @@ def _ranked(key: str, variant: Variant, signature: Signature, target: Target) ->
         assert isinstance(plan, Schedule)
         return plan.kernels[-1]
 
-    return tuple(c.config for c in hopper.ranked(signature, target, policies(fold, plain), build))
+    found = [c.config for c in hopper.ranked(signature, target, policies(fold, plain), build)]
+    measured = tuned.lookup(variant, signature, target)
+    return tuple(dict.fromkeys([measured, *found] if measured is not None else found))
 
 
 def ranked(variant: Variant, signature: Signature, target: Target) -> tuple[AnyConfig, ...]:

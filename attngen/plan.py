@@ -34,15 +34,12 @@ class MapSlot:
     layout: Layout
     made: dict[int, bytes] = field(default_factory=dict)
 
-    def at(self, pointer: int) -> bytes:
-        found = self.made.get(pointer)
-        if found is None:
-            if len(self.made) >= KEPT_MAPS:
-                self.made.clear()
-            found = self.made[pointer] = encode_driver(
-                map_for(self.use, pointer, *self.layout), self.device_index
-            )
-        return found
+    def make(self, pointer: int) -> bytes:
+        """The map of a pointer that is not among those kept."""
+        if len(self.made) >= KEPT_MAPS:
+            self.made.clear()
+        made = self.made[pointer] = encode_driver(map_for(self.use, pointer, *self.layout), self.device_index)
+        return made
 
 
 @dataclass(frozen=True)
@@ -54,9 +51,10 @@ class Step:
     arguments: tuple[int, ...]  # numbers of the tensors: q, k, v, captures, out, lse, workspaces, tables
 
     def run(self, pointers: Sequence[int]) -> None:
-        front: list[int | bytes] = [pointers[n] for n in self.arguments]
-        if self.maps:
-            front[:0] = [slot.at(pointers[slot.argument]) for slot in self.maps]
+        front: list[int | bytes] = [
+            slot.made.get(pointers[slot.argument]) or slot.make(pointers[slot.argument]) for slot in self.maps
+        ]
+        front += [pointers[n] for n in self.arguments]
         self.launcher.run(front)
 
 

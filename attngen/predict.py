@@ -20,10 +20,11 @@ from attngen.lowering.sm80 import KSTEP_UNROLL
 WGMMA, MMA, SPECIAL, PACK, MAXIMUM = "HGMMA", "HMMA", "MUFU", "F2FP", "FMNMX"
 MNEMONICS = (WGMMA, MMA, SPECIAL, PACK, MAXIMUM)
 
-_SPECIAL = frozenset({ExprOp.EXP2, ExprOp.LOG2, ExprOp.RCP})
+_SPECIAL = frozenset({ExprOp.EXP2, ExprOp.LOG2, ExprOp.RCP, ExprOp.TANH_APPROX})
 _SLOW = frozenset({ExprOp.DIV, ExprOp.SQRT})  # correctly rounded: an estimate, and a slow path with another
 _COMMUTATIVE = frozenset({ExprOp.ADD, ExprOp.MUL, ExprOp.MIN, ExprOp.MAX, ExprOp.AND, ExprOp.OR})
-_LISTED = (o.Pointwise, o.ScanTiles, o.CompactTiles)  # of kernels that run beside the attention
+# of kernels that run beside the attention
+_LISTED = (o.Pointwise, o.ScanTiles, o.CompactTiles, o.SortItems, o.DealItems)
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def predicted(schedule: Schedule) -> dict[str, Counts]:
 
 def predict(kernel: Kernel) -> Counts | None:
     """Bounds of each of MNEMONICS; None for a small kernel of a module, which has neither products nor a softmax."""
-    if any(isinstance(op, _LISTED) for role in kernel.roles for op, _ in written(role)):
+    if any(isinstance(op, _LISTED) for role in kernel.roles for op, *_ in written(role)):
         return None
     total = _Tally()
     for role in kernel.roles:
@@ -84,24 +85,30 @@ class _Tally:
 # ---- how often an op is written ------------------------------------------------------------------------------------
 
 
-def written(role: Role) -> Iterator[tuple[Op, int]]:
-    """Every op of a role with the number of times that it stands in the text."""
+def written(role: Role) -> Iterator[tuple[Op, int, bool]]:
+    """Every op of a role, the number of times that it stands in the text, and whether a guard holds it."""
     for node in role.item.body:
         if isinstance(node, Block):
             yield from _once(node.ops, "", 1)
         elif node.classes is Classes.BRANCH:
-            yield from ((op, 1) for step in node.step for op in _ops(step))
+            yield from ((op, 1, isinstance(step, Guard)) for step in node.step for op in _ops(step))
         else:
-            for r in node.ranges:
-                yield from _once(node.step, r.cls, node.unroll)
-                yield from _once(node.drain, r.cls, node.unroll)
+            for cls in classes_of(node):
+                yield from _once(node.step, cls, node.unroll)
+                yield from _once(node.drain, cls, node.unroll)
     yield from _once(role.exit, "", 1)
 
 
-def _once(steps: tuple[Step, ...], cls: str, times: int) -> Iterator[tuple[Op, int]]:
+def classes_of(node: Tiles) -> tuple[str, ...]:
+    """Ranges of one class share one body."""
+    return tuple(dict.fromkeys(r.cls for r in node.ranges))
+
+
+def _once(steps: tuple[Step, ...], cls: str, times: int) -> Iterator[tuple[Op, int, bool]]:
     for step in steps:
         if not step.only or step.only == cls:
-            yield from ((op, times) for op in _ops(step))
+            kept = (op for op in _ops(step) if not op.only or op.only == cls)
+            yield from ((op, times, isinstance(step, Guard)) for op in kept)
 
 
 def _ops(step: Step) -> tuple[Op, ...]:
@@ -110,7 +117,7 @@ def _ops(step: Step) -> tuple[Op, ...]:
 
 def _bodies(node: Tiles) -> int:
     """How often the scalars of a step stand in the text."""
-    return 1 if node.classes is Classes.BRANCH else len(node.ranges) * node.unroll
+    return 1 if node.classes is Classes.BRANCH else len(classes_of(node)) * node.unroll
 
 
 # ---- ops -----------------------------------------------------------------------------------------------------------
@@ -118,7 +125,7 @@ def _bodies(node: Tiles) -> int:
 
 def _count_role(total: _Tally, kernel: Kernel, role: Role) -> None:
     values = {v.name: v for v in role.values}
-    for op, times in written(role):
+    for op, times, rare in written(role):
         match op:
             case o.Wgmma():
                 total.add(WGMMA, exactly(_ksteps(kernel, op.b) * times))
@@ -132,7 +139,12 @@ def _count_role(total: _Tally, kernel: Kernel, role: Role) -> None:
             case o.StFrag():
                 total.add(PACK, exactly(_stored(kernel, values[op.src.name], op) * times))
             case o.Map():
-                _count_map(total, values, op, times)
+                part = _Tally()
+                _count_map(part, values, op, times)
+                for mnemonic, bounds in part.counts.items():
+                    # what a guard computes once more, the compiler may still have from before it
+                    shared = rare and mnemonic == SPECIAL
+                    total.add(mnemonic, at_most(bounds.most) if shared else bounds)
             case _:
                 pass
     scalars = [(role.item.lets, 1)]
@@ -171,7 +183,7 @@ def _stored(kernel: Kernel, value: Value, op: o.StFrag) -> int:
 
 def _divisions(kernel: Kernel, role: Role) -> Bounds:
     """Reciprocals of the integer divisions that find batch and head of an item."""
-    reads_kv = any(getattr(op, "heads", None) is Heads.KV for op, _ in written(role))
+    reads_kv = any(getattr(op, "heads", None) is Heads.KV for op, *_ in written(role))
     if kernel.work.source is WorkSource.TABLE:
         return exactly(int(reads_kv))
     return Bounds(int(reads_kv), 3)

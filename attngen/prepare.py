@@ -97,6 +97,8 @@ def _prepare(spec: Attention, on: Target | None) -> tuple[str, list[Tensor]]:
 
 
 def _in_order(tensors: list[Tensor], found: Prepared) -> list[Tensor]:
+    if not found.order:
+        return []
     every = [*tensors, *found.made]
     return [every[n] for n in found.order]
 
@@ -123,10 +125,10 @@ def _split(node: Mask | Score, tensors: list[Tensor], functions: list[Callable[.
         value = getattr(node, name)
         if type(value) in _ATOMS:
             parts.append(value)
-        elif isinstance(value, (Mask, Score)):
-            parts.append(_split(value, tensors, functions))
         elif isinstance(value, Tensor):
             parts.append(_leaf(value, tensors))
+        elif isinstance(value, (Mask, Score)):
+            parts.append(_split(value, tensors, functions))
         else:
             parts.append(value)
     if type(node) is MaskFunction or type(node) is ScoreFunction:

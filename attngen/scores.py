@@ -14,6 +14,7 @@ from attngen.errors import SpecError
 from attngen.expr import B, DType, Expr, H, I, J, Op, const, make
 from attngen.masks import DIAGONAL
 from attngen.naming import callable_name, shown
+from attngen.shared import shared
 from attngen.trace import Axis, ShapeRule, Tracer
 
 ScoreLike = Union["Score", Callable[..., Any]]
@@ -29,6 +30,11 @@ class Score(ABC):
     @abstractmethod
     def __str__(self) -> str:
         """The description used in names, reports and banners."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether it holds neither tensors nor functions."""
+        return False
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +63,10 @@ class ScoreFunction(Score):
 @dataclass(frozen=True, eq=False)
 class Softcap(Score):
     cap: float
+
+    @property
+    def plain(self) -> bool:
+        return True
 
     def trace(self, tracer: Tracer, score: Expr) -> Expr:
         cap = const(self.cap)
@@ -110,7 +120,7 @@ def softcap(cap: float) -> Score:
             f"softcap: cap={shown(cap)}. Allowed: a finite number > 0, in float32's range of {low:.3g} to {high:.3g}; "
             "to have no cap, leave softcap out"
         )
-    return Softcap(float(cap))
+    return shared(Softcap, float(cap))
 
 
 def alibi(slopes: torch.Tensor) -> Score:

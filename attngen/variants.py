@@ -41,11 +41,14 @@ def scores_of(score: object) -> tuple[Score, ...]:
     if score is None:
         return ()
     listed = score if isinstance(score, (list, tuple)) else (score,)
-    for one in listed:
-        _check_called("score", one)
-        if isinstance(one, Mask):
-            raise SpecError(f"score={one} is a mask. Give it as `mask=`")
-    return tuple(as_score(one) for one in listed)
+    return tuple([one if isinstance(one, Score) else _score_of(one) for one in listed])
+
+
+def _score_of(one: object) -> Score:
+    _check_called("score", one)
+    if isinstance(one, Mask):
+        raise SpecError(f"score={one} is a mask. Give it as `mask=`")
+    return as_score(one)
 
 
 def _check_called(argument: str, value: object) -> None:

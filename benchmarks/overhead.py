@@ -26,7 +26,7 @@ from attngen.prepare import prepare
 SHAPE = (1, 16, 128, 64)
 BLOCK = 50  # calls between two waits: fewer than the driver queues
 PEERS = {"sdpa cudnn": SDPBackend.CUDNN_ATTENTION, "sdpa flash": SDPBackend.FLASH_ATTENTION}
-BAR = ("attention(spec=)", "sdpa cudnn", 1.2)
+BARS = (("attention(spec=)", "sdpa cudnn", 1.2), ("attention(mask=causal())", "sdpa cudnn, causal", 1.2))
 
 Call = Callable[[], object]
 
@@ -50,13 +50,24 @@ def calls_to_measure() -> dict[str, tuple[Call, SDPBackend | None]]:
     full, causal = attngen.Attention(), attngen.Attention(mask=attngen.causal())
     key, captures = prepare(full, None)
     scale = full.scale_for(q.size(3))
+    attngen.attention(q, k, v, spec=full)
+    planned = next(reversed(ops._plans.values()))
+    given = [t.data_ptr() for t in (q, k, v)]
+    slopes = torch.rand(SHAPE[1], device="cuda")
     measured: dict[str, tuple[Call, SDPBackend | None]] = {
         "attention(spec=)": (lambda: attngen.attention(q, k, v, spec=full), None),
         "attention(spec=), causal": (lambda: attngen.attention(q, k, v, spec=causal), None),
         "attention(mask=causal())": (lambda: attngen.attention(q, k, v, mask=attngen.causal()), None),
+        "attention(mask=causal() & sliding_window(64))": (
+            lambda: attngen.attention(q, k, v, mask=attngen.causal() & attngen.sliding_window(64)), None,
+        ),
+        "attention(mask=causal(), score=alibi(slopes))": (
+            lambda: attngen.attention(q, k, v, mask=attngen.causal(), score=attngen.alibi(slopes)), None,
+        ),
+        "of it: outputs and launch": (lambda: planned.run(given), None),
         "the operator alone": (lambda: ops.forward(q, k, v, captures, key, scale), None),
         "torch.empty_like alone": (lambda: torch.empty_like(q), None),
-    }
+    }  # fmt: skip
     for name, backend in PEERS.items():
         measured[name] = (lambda: scaled_dot_product_attention(q, k, v)), backend
         measured[f"{name}, causal"] = (lambda: scaled_dot_product_attention(q, k, v, is_causal=True)), backend
@@ -79,8 +90,8 @@ def main() -> None:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {list(SHAPE)} bf16; microseconds a call, median")
     for name, median in medians.items():
         print(f"{median:8.1f}  {name}")
-    ours, peer, most = BAR
-    print(f"{ours} / {peer}: {medians[ours] / medians[peer]:.2f} (at most {most})")
+    for ours, peer, most in BARS:
+        print(f"{ours} / {peer}: {medians[ours] / medians[peer]:.2f} (at most {most})")
     if arguments.json is not None:
         arguments.json.write_text(json.dumps({"shape": SHAPE, "microseconds": medians}, indent=2) + "\n")
 

@@ -8,13 +8,9 @@ from pathlib import Path
 from attngen import golden
 from attngen.ir.schedule import Schedule, VerifiedSchedule
 from attngen.kernel import Generated
-from attngen.shipped import FOLDER
 from attngen.target import target
 
-TEXTS = [
-    *sorted(FOLDER.glob("sm90_*.schedule")),
-    *sorted((Path(__file__).parent / "data" / "sm90").glob("*.schedule")),
-]
+TEXTS = sorted((Path(__file__).parent / "data" / "sm90").glob("*.schedule"))
 SAMPLES = {s.name: s for s in golden.SAMPLES}
 NAMES = [*(f"text {p.stem}" for p in TEXTS), *(f"sample {name}" for name in SAMPLES)]
 

@@ -178,7 +178,7 @@ def test_nothing_is_faster_than_its_bound(path: Path) -> None:
 
 def test_the_graph_of_a_step() -> None:
     """A slot is free two loads later, a turn comes back after a step, P is made one step before it is multiplied."""
-    schedule = Schedule.parse((ROOT / "attngen/schedules/sm90_full_d128_bf16.schedule").read_text())
+    schedule = Schedule.parse((ROOT / "tests/data/sm90/sm90_full_d128_bf16.schedule").read_text())
     graph = bounds.dependences(schedule.kernels[0], RATES)
 
     def edges(a: tuple[str, str], b: tuple[str, str]) -> set[tuple[str, int]]:
@@ -204,7 +204,7 @@ def test_a_recurrence_binds_where_one_group_works_alone() -> None:
 
 
 def test_the_bound_of_a_tensor_bound_kernel() -> None:
-    schedule = Schedule.parse((ROOT / "attngen/schedules/sm90_full_d256_bf16.schedule").read_text())
+    schedule = Schedule.parse((ROOT / "tests/data/sm90/sm90_full_d256_bf16.schedule").read_text())
     found = bound(schedule.kernels[0], SM90)
     assert (found.binding, found.step) == ("tensor", 2048.0)
 
@@ -231,7 +231,7 @@ def test_what_binds() -> None:
     """Products at D = 256; ports and ex2 at D = 64, where the tensor cores idle a quarter of the time."""
     found = {}
     for head_dim in (64, 256):
-        text = (ROOT / f"attngen/schedules/sm90_full_d{head_dim}_bf16.schedule").read_text()
+        text = (ROOT / f"tests/data/sm90/sm90_full_d{head_dim}_bf16.schedule").read_text()
         found[head_dim] = estimate(Schedule.parse(text).kernels[0], SM90)
     assert found[256].binding == "tensor" and found[256].tensor > 0.95
     assert found[64].binding in ("ports", "mufu") and 0.6 < found[64].tensor < 0.85

@@ -27,7 +27,6 @@ from attngen.passes.work_table import ITEM_KEYS, add_work_table
 from attngen.pipelines import Levels, Stage, tile_levels
 from attngen.plan import plan
 from attngen.reference import reference
-from attngen.shipped import FOLDER
 from attngen.signature import IoType, Signature
 from attngen.target import target
 from attngen.tensormap import encode_emulator
@@ -46,7 +45,7 @@ def module_of(schedule: Schedule) -> Generated:
 
 @cache
 def host_text(name: str) -> Schedule:
-    folder = TEXTS if (TEXTS / f"{name}.schedule").exists() else FOLDER
+    folder = TEXTS
     return Schedule.parse((folder / f"{name}.schedule").read_text())
 
 

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 
 from attngen import __version__
-from attngen.cli import doctor, explain, generate, lower, verify
+from attngen.cli import bench, doctor, explain, generate, lower, verify
 from attngen.errors import AttngenError
 
-COMMANDS = (generate, lower, explain, verify, doctor)
+COMMANDS = (generate, lower, explain, verify, bench, doctor)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attngen.cli.options import Commands, add_command, variant_options
+from attngen.cli.options import Commands, add_command, positive, variant_options
 from attngen.progress import Progress
 
 if TYPE_CHECKING:
+    from attngen.cli.request import Request
     from attngen.config import AnyConfig
     from attngen.kernel import Kernel
 
@@ -20,11 +22,18 @@ def register(commands: Commands) -> None:
         "explain",
         run,
         "print every level of a variant, with the reason of each decision",
-        "attngen explain --mask causal --score softcap=30 --head-dim 128",
+        "attngen explain --mask causal --score softcap=30 --head-dim 128\n"
+        "  attngen explain --mask causal --target sm90 --html causal.html",
     )
     variant_options(parser)
     parser.add_argument("--no-compile", action="store_true", help="leaves out registers and refused configurations")
     parser.add_argument("--source", action="store_true", help="print the CUDA text too")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="draw it: one page, which needs nothing else")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="the drawings alone")
+    for name, text in (("sq", "queries"), ("sk", "keys")):
+        parser.add_argument(
+            f"--{name}", type=positive, default=2048, metavar="N", help=f"{text} of the drawn tiles (default: 2048)"
+        )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -32,7 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     from attngen.errors import MissingToolError
     from attngen.kernel import settled
 
-    kernel = request_of(arguments).kernel()
+    request = request_of(arguments)
+    kernel = request.kernel()
     resources = ["not compiled (--no-compile)"]
     if not arguments.no_compile:
         with Progress() as progress:
@@ -42,12 +52,32 @@ def run(arguments: argparse.Namespace) -> int:
                 resources = list(resource_lines(kernel))
             except MissingToolError as error:
                 resources = [f"not compiled: {error}"]
+    if arguments.html or arguments.svg:
+        for path, text in drawings(request, kernel, arguments):
+            path.write_text(text, encoding="utf-8")
+            print(path)
+        return 0
     for title, lines in sections(kernel, resources):
         print(f"== {title}")
         print("\n".join(lines) + "\n")
     if arguments.source:
         print(f"== source\n{kernel.source.text}")
     return 0
+
+
+def drawings(request: Request, kernel: Kernel, arguments: argparse.Namespace) -> Iterator[tuple[Path, str]]:
+    from attngen.draw.kernel_page import Drawn, page, picture
+    from attngen.draw.page import svg_file
+    from attngen.signature import Shapes
+
+    sq = arguments.sq
+    sk = sq if request.equal_lengths else arguments.sk
+    spec = request.spec(Shapes(B=1, Hq=4, Hkv=2, Sq=sq, Sk=sk))
+    drawn = Drawn(kernel, spec.tensors, sq, sk, {} if arguments.no_compile else kernel.resources)
+    if arguments.html:
+        yield arguments.html, page(drawn)
+    if arguments.svg:
+        yield arguments.svg, svg_file(picture(drawn))
 
 
 def sections(kernel: Kernel, resources: list[str]) -> Iterator[tuple[str, list[str]]]:
@@ -90,14 +120,10 @@ def resource_lines(kernel: Kernel) -> Iterator[str]:
 
 def configuration_lines(kernel: Kernel) -> Iterator[str]:
     """The legal configurations in rank, and why each is not the one."""
-    from attngen.passes.choose import candidates
-    from attngen.target import Feature
+    from attngen.pipelines import ranked as ranking
 
-    if kernel.target.has(Feature.WGMMA):
-        yield f"{kernel.config}  the schedule text that attngen/schedules has for this variant, head dims and type"
-        return
     refused = dict(r.split(": ", 1) for r in kernel.rejected)
-    ranked = candidates(kernel.variant, kernel.signature, kernel.target)
+    ranked = ranking(kernel.variant, kernel.signature, kernel.target)
     if kernel.config not in ranked:
         yield f"{kernel.config}  given by the caller"
     for at, config in enumerate(ranked, 1):

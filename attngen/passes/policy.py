@@ -186,19 +186,27 @@ class FoldOps:
         return [*moved, *self.corrected(), _map(SCORE, self.elements(used))]
 
     def _conditional(self) -> list[Step]:
+        """The correction itself is compared: what makes it small, or no number, moves the reference."""
         (s,) = self.maxima
-        used: dict[Expr, Expr] = {}
-        move = self.move(s, self.measured(s), used)
-        (gain,) = {o.correction for o in self.fold.states if o.correction is not None}
-        r, now = var(s.name, DType.F32), maximum(var(s.name, DType.F32), self.measured(s))
-        # the correction itself is compared: what makes it small, or no number, moves the reference
-        value = substitute(gain, {before(s.name): r, r: reference(now)})
-        small = make(Op.NOT, make(Op.GE, self.row("gain"), const(FAR)))
+        r, following, a = var(s.name, DType.F32), self.row(f"{s.name}_next"), self.row("a")
+        used: dict[Expr, Expr] = {r: self.row(f"{s.name}_ref")}
+        (correction,) = {o.correction for o in self.fold.states if o.correction is not None}
+        self.factor.update((o.name, "a") for o in self.fold.states if o.operand)
+        measured = [
+            Stmt(scope=Scope.ROW, target=f"{s.name}_next", value=maximum(r, self.measured(s))),
+            Stmt(scope=Scope.ROW, target="a",
+                 value=substitute(correction, {before(s.name): r, r: reference(following)})),
+        ]  # fmt: skip
+        moved = [
+            Stmt(scope=Scope.ROW, target=s.name, value=following),
+            Stmt(scope=Scope.ROW, target=f"{s.name}_ref", value=reference(r)),
+            *(Stmt(scope=Scope.ROW, target=o.name, value=mul(self.row(o.name), a)) for o in self.plain),
+        ]
         return [
             self.reduced(),
-            _map(SCORE, self.scopes.split(Target("gain", value, Scope.ROW))),
-            self._vote(NEED, small),
-            _guard(NEED, [_map(SCORE, move)]),
+            _map(SCORE, measured),
+            self._vote(NEED, make(Op.NOT, make(Op.GE, a, const(FAR)))),
+            _guard(NEED, [_map(SCORE, moved)]),
             _map(SCORE, self.elements(used)),
             _guard(NEED, self.corrected()),
         ]

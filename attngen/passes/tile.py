@@ -215,11 +215,11 @@ def tile(graph: Graph, variant: Variant, signature: Signature, config: AnyConfig
     fold = next(iter(graph.of(Fold)))
     assert isinstance(fold, Fold)
     names = {simplify_expr(e): n for e, n in variant.names} | {s.units: "scale_log2" for s in fold.states if s.units}
-    base = dict.fromkeys(("x", "gain", "inv", "a", "a1", "a_f", "a1_f"), Scope.ROW)
+    base = dict.fromkeys(("x", "inv", "a", "a1", "a_f", "a1_f"), Scope.ROW)
     base |= {"rS": Scope.ELEM, "rO": Scope.ELEM}
     if not isinstance(config, Config):
         base["n"] = Scope.ROW  # of the tile: nothing that depends on it is done once an item
-    base |= {f"{s.name}{end}": Scope.ROW for s in fold.states for end in ("", "_old", "_ref", "_t")}
+    base |= {f"{s.name}{end}": Scope.ROW for s in fold.states for end in ("", "_old", "_ref", "_next", "_t")}
     taken = {*RESERVED, *base, *(c.name for c in variant.captures)}
     scopes = Scopes(base, names, taken)
     elem = Elem.BF16 if signature.dtype.value == "bf16" else Elem.F16

@@ -1,0 +1,160 @@
+"""Who is measured: attngen, and the peers that this machine has. A contender that cannot take part says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from attngen.api import attention
+from attngen.bench.cases import Inputs, Pattern, flex_mods
+from attngen.errors import AttngenError
+from attngen.target import SM80, Target
+
+
+class UnsupportedError(AttngenError):
+    """A contender does not compute a case. The message is the reason, for the record."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """`run` is what is timed; `output` finds [B, H, S, Dv] in what it gave."""
+
+    run: Callable[[], Any]
+    output: Callable[[Any], Tensor] = lambda given: given
+
+
+class Contender(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def missing(self) -> str | None:
+        """Why it cannot take part on this machine; None where it can."""
+        ...
+
+    def call(self, inputs: Inputs) -> Call:
+        """Raises UnsupportedError where it does not compute this case."""
+        ...
+
+
+@dataclass(frozen=True)
+class Attngen:
+    """`target` None: what `attention` chooses for the device and the call."""
+
+    target: Target | None = None
+
+    @property
+    def name(self) -> str:
+        return f"attngen {self.target.name}" if self.target else "attngen"
+
+    def missing(self) -> str | None:
+        return None
+
+    def call(self, inputs: Inputs) -> Call:
+        q, k, v, spec = inputs.q, inputs.k, inputs.v, inputs.spec
+        target = self.target.name if self.target else None
+        return Call(lambda: attention(q, k, v, spec=spec, target=target))
+
+
+@dataclass(frozen=True)
+class Sdpa:
+    """A backend of torch's scaled_dot_product_attention."""
+
+    name: str
+    backend: SDPBackend
+
+    def missing(self) -> str | None:
+        return None if torch.cuda.is_available() else "torch finds no GPU"
+
+    def call(self, inputs: Inputs) -> Call:
+        case, q, k, v = inputs.case, inputs.q, inputs.k, inputs.v
+        causal = case.pattern is Pattern.CAUSAL
+        if not causal and case.pattern is not Pattern.FULL:
+            raise UnsupportedError("takes no such variant but as a materialised bias")
+        if causal and case.seqlen_q != case.seqlen_k:
+            raise UnsupportedError("is_causal is aligned to the first key, not to the last")
+        grouped = case.heads != case.kv_heads
+
+        def run() -> Tensor:
+            with sdpa_kernel(self.backend):
+                return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+
+        return Call(run)
+
+
+@dataclass(frozen=True)
+class FlashAttention3:
+    """A module `fa3` with `forward(q, k, v, causal=)` or `attention`, on [batch, seq, heads, head_dim]."""
+
+    name: str = "FlashAttention-3"
+    head_dims: tuple[int, ...] = (64, 96, 128, 192, 256)
+
+    def missing(self) -> str | None:
+        try:
+            import_module("fa3")
+        except (ImportError, OSError) as error:
+            return f"import fa3: {error}"
+        return None
+
+    def call(self, inputs: Inputs) -> Call:
+        case = inputs.case
+        if case.pattern not in (Pattern.FULL, Pattern.CAUSAL):
+            raise UnsupportedError("takes no such variant")
+        if case.head_dim not in self.head_dims or case.head_dim_v != case.head_dim:
+            raise UnsupportedError(f"has kernels for equal head dims {', '.join(map(str, self.head_dims))}")
+        fa3 = import_module("fa3")
+        compute = getattr(fa3, "forward", fa3.attention)  # the former spares autograd's time
+        q, k, v = (t.transpose(1, 2) for t in (inputs.q, inputs.k, inputs.v))
+        causal = case.pattern is Pattern.CAUSAL
+
+        def output(given: Any) -> Tensor:
+            out: Tensor = given[0] if isinstance(given, tuple) else given
+            return out.transpose(1, 2)
+
+        return Call(lambda: compute(q, k, v, causal=causal), output)
+
+
+@dataclass(frozen=True)
+class Flex:
+    """FlexAttention, compiled by torch.compile for each case."""
+
+    name: str = "FlexAttention"
+
+    def missing(self) -> str | None:
+        if not torch.cuda.is_available():
+            return "torch finds no GPU"
+        try:
+            import_module("triton")
+        except ImportError as error:
+            return f"import triton: {error}"
+        return None
+
+    def call(self, inputs: Inputs) -> Call:
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        case, q, k, v = inputs.case, inputs.q, inputs.k, inputs.v
+        score_mod, mask_mod = flex_mods(inputs)
+        blocks = None
+        if mask_mod is not None:
+            blocks = create_block_mask(mask_mod, None, None, case.seqlen_q, case.seqlen_k, device=str(q.device))
+        torch._dynamo.reset()  # else its limit of recompilations ends the run
+        compiled: Any = torch.compile(flex_attention, dynamic=False)
+        grouped = case.heads != case.kv_heads
+        return Call(lambda: compiled(q, k, v, score_mod=score_mod, block_mask=blocks, enable_gqa=grouped))
+
+
+PEERS: tuple[Contender, ...] = (
+    Sdpa("cuDNN", SDPBackend.CUDNN_ATTENTION), Sdpa("FlashAttention-2", SDPBackend.FLASH_ATTENTION), FlashAttention3(),
+    Flex(),
+)  # fmt: skip
+
+
+def own(capability: tuple[int, int]) -> tuple[Contender, ...]:
+    """attngen as it is called; on Hopper beside what it makes without Hopper's instructions."""
+    return (Attngen(), Attngen(SM80)) if capability[0] >= 9 else (Attngen(),)
