@@ -13,7 +13,6 @@ import torch
 from test_sm90 import same_dtype_error, spec_of
 from torch import Tensor
 
-import attngen
 from attngen import Attention, causal
 from attngen.arguments import bind, tables, workspaces
 from attngen.config import Config
