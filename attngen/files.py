@@ -10,11 +10,13 @@ import re
 from dataclasses import asdict, dataclass
 
 from attngen import __version__
+from attngen.config import HopperConfig
 from attngen.ir.schedule import Kernel as ScheduledKernel
 from attngen.kernel import Kernel
 from attngen.params import Kind, fields, packer
 from attngen.runtime.compile import flags_for
 from attngen.spec import Variant
+from attngen.tuned import written
 
 Json = str | int | bool | None | list["Json"] | dict[str, "Json"]
 
@@ -60,7 +62,7 @@ def manifest(kernel: Kernel, name: str) -> Json:
         "target": kernel.target.name,
         "variant": _variant(kernel.variant),
         "signature": {**asdict(kernel.signature), "dtype": kernel.signature.dtype.value},
-        "config": asdict(kernel.config),
+        "config": written(kernel.config) if isinstance(kernel.config, HopperConfig) else asdict(kernel.config),
         "compile": {arch: list(flags_for(arch)) for arch in kernel.target.archs},
         "kernels": [_kernel(k) for k in kernel.schedule.kernels],
         "workspaces": [
