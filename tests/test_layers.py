@@ -19,7 +19,8 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("ground", ("errors", "env", "resources", "progress", "layout", "target", "config", "naming", "reads")),
     (
         "expressions",
-        ("expr", "exprtext", "fold", "sums", "rows", "interval", "evaluate", "proxy", "once", "trace", "functions"),
+        ("expr", "exprtext", "fold", "sums", "rows", "interval", "evaluate", "proxy", "once", "trace", "functions",
+         "derivative", "polynomial"),
     ),
     ("specification", ("masks", "scores", "variants", "spec", "signature", "reference")),
     ("levels", ("ir",)),
