@@ -80,7 +80,7 @@ def _inout() -> Ref:
 @dataclass(frozen=True, kw_only=True)
 class CpAsync(Op):
     """16-byte cp.async of a tile's rows [row, row + buffer rows) of tensor `src`; rows outside [first, limit) are
-    zero-filled (first None: 0)."""
+    zero-filled (first None: 0). head: which head, where it changes inside an item (None: the item's)."""
 
     dst: Ref = _out()
     src: str
@@ -88,6 +88,7 @@ class CpAsync(Op):
     row: Expr
     limit: Expr
     first: Expr | None = None
+    head: Expr | None = None
     unit = Unit.COPY
 
 
@@ -101,6 +102,7 @@ class CopyTile(Op):
     row: Expr
     limit: Expr
     first: Expr | None = None
+    head: Expr | None = None
     unit = Unit.SHARED
 
 
@@ -445,6 +447,16 @@ class CompactTiles(Op):
     src: str
     lo: Expr
     hi: Expr
+    unit = Unit.GLOBAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumRows(Op):
+    """Sums over the `cols` elements j of a row, one warp a row (b, h, i): ELEM statements `x += value`, then ROW
+    statements of the sums; a target named like an output tensor is stored."""
+
+    body: tuple[Stmt, ...]
+    cols: int
     unit = Unit.GLOBAL
 
 

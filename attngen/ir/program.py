@@ -48,7 +48,8 @@ def _ref(*access: str) -> Ref:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadTile(Op):
-    """Rows [row, row + tile rows) of a tensor; rows outside [first, limit) read as zeros (first None: 0)."""
+    """Rows [row, row + tile rows) of a tensor; rows outside [first, limit) read as zeros (first None: 0). head: which
+    head, where it changes inside an item (None: the item's)."""
 
     dst: Ref = _ref("writes")
     src: str
@@ -56,6 +57,7 @@ class LoadTile(Op):
     row: Expr
     limit: Expr
     first: Expr | None = None
+    head: Expr | None = None
     unit = Unit.COPY
 
 
@@ -79,6 +81,7 @@ class StoreTile(Op):
     scaled: str
     row: Expr
     limit: Expr
+    heads: Heads = Heads.Q
     unit = Unit.GLOBAL
 
 
@@ -92,12 +95,16 @@ class StoreVector(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class TileLoop:
-    """The loop over key tiles: `count` tiles, tile t is key tile `tile`; classes[i] up to counter ends[i]."""
+    """The loop over key tiles: `count` tiles, tile t is key tile `tile`; classes[i] up to counter ends[i]. place: where
+    a step is other than at a key tile of the item's head (query tiles, heads of a group), as statements of t; lets:
+    scalars of a step beside it."""
 
     classes: tuple[str, ...]
     ends: tuple[Expr, ...]
     tile: Expr
     body: tuple[Op, ...]
+    place: tuple[Stmt, ...] = ()
+    lets: tuple[Stmt, ...] = ()
 
     @property
     def count(self) -> Expr:
@@ -140,7 +147,9 @@ class Program:
         for op in self.prologue:
             lines += op_lines(op, 1)
         classes = ", ".join(f"{c} to {show(e)}" for c, e in zip(self.loop.classes, self.loop.ends, strict=True))
-        lines.append(f"  for t: n = {show(self.loop.tile)}   ({classes})")
+        place = "; ".join(f"{s.target} = {show(s.value)}" for s in self.loop.place) or f"n = {show(self.loop.tile)}"
+        lines.append(f"  for t: {place}   ({classes})")
+        lines += [f"    let {s.target} = {show(s.value)}" for s in self.loop.lets]
         for op in self.loop.body:
             lines += op_lines(op, 2)
         for op in self.epilogue:

@@ -226,6 +226,8 @@ class WorkSource(Enum):
     TABLE = "table"  # a table cached by shape
     DEVICE_TABLE = "device_table"  # a table made by an earlier kernel of the module
     ELEMENTS = "elements"  # one thread an element of the first output
+    GRID_KEYS = "grid_keys"  # as grid, items are tiles of keys of a key head
+    ROWS = "rows"  # one warp a row (b, h, i)
 
 
 class Order(Enum):

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from attngen.expr import DType, Expr, substitute, var, variables
 from attngen.expr import Op as ExprOp
-from attngen.ir.ops import Map, MmaSync, Op, Pointwise, Ref, ScanTiles, StFrag, Stmt, Wgmma
+from attngen.ir.ops import Map, MmaSync, Op, Pointwise, Ref, ScanTiles, StFrag, Stmt, SumRows, Wgmma
 from attngen.ir.schedule import Block, Classes, Guard, Kernel, Role, Step, Tiles
 
 Env = Mapping[Expr, int]
@@ -268,7 +268,7 @@ def reads(op: Op) -> tuple[Ref, ...]:
 
 
 def statements(op: Op) -> tuple[Stmt, ...]:
-    return op.body if isinstance(op, Map | Pointwise | ScanTiles) else ()
+    return op.body if isinstance(op, Map | Pointwise | ScanTiles | SumRows) else ()
 
 
 def expressions(op: Op) -> Iterator[Expr]:

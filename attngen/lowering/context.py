@@ -5,7 +5,7 @@ from __future__ import annotations
 from attngen.cprint import Printer
 from attngen.errors import PassError
 from attngen.expr import Expr
-from attngen.ir.ops import Ref
+from attngen.ir.ops import Heads, Ref
 from attngen.ir.schedule import Buffer, Kernel, Role, Schedule, Value
 from attngen.layout import Fragment, SmemLayout
 from attngen.params import fields
@@ -56,16 +56,27 @@ class RoleContext:
         """First query row of a thread; it also owns every eighth row after it."""
         return f"m * {self.kernel.work.block_m} + warp * {self.warp_rows} + lane / 4"
 
+    @property
+    def key0(self) -> str:
+        """The same of a kernel whose rows are keys."""
+        return f"n * {self.kernel.work.block_m} + warp * {self.warp_rows} + lane / 4"
+
     def row_of(self, tensor: str) -> str:
         """Offset of this item's row in a table [batch or 1, heads or 1, row tiles, ...]."""
         return f"(i64)b * p.{tensor}_s0 + (i64)h * p.{tensor}_s1 + (i64)m * p.{tensor}_s2"
+
+    def head(self, tensor: str, heads: Heads, head: Expr | None) -> str:
+        """Where the batch and head of an op start in a tensor: what `bases` declares, or what the op computes."""
+        if head is None:
+            return f"{tensor}_bh"
+        return f"(p.{tensor} + (i64)b * p.{tensor}_s0 + (i64)({self.expr(head)}) * p.{tensor}_s1)"
 
     def chunks(self, layout: SmemLayout, tensor: str) -> dict[str, Argument]:
         """How the threads share the 16-byte chunks of a tile: blocks of 2^a columns (a of the swizzle), whole rows of
         blocks a pass. Conditions that always hold are written as `true`."""
         block = 1 << layout.xor_bits
         rows = self.kernel.threads // block
-        head_dim = self.schedule.head_dim_qk if tensor in ("q", "k") else self.schedule.head_dim_v
+        head_dim = self.schedule.head_dim_qk if tensor in ("q", "k", "dq", "dk") else self.schedule.head_dim_v
         in_tile = "true" if layout.rows % rows == 0 else f"(int)r0 + r < {layout.rows}"
         in_head = "true" if head_dim // 8 == layout.chunks else f"group * {block} + (int)ch < {head_dim // 8}"
         return {"block": block, "groups": layout.chunks // block, "passes": -(-layout.rows // rows), "pass_rows": rows,

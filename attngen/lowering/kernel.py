@@ -21,7 +21,11 @@ def kernel_lines(schedule: Schedule, kernel: Kernel) -> list[str]:
     work = kernel.work
     name = f"work_{work.source.value}_{work.order.value}"
     place: dict[str, Argument] = {"threads": kernel.threads}
-    if work.source is not WorkSource.ELEMENTS:
+    if work.source is WorkSource.ROWS:
+        place = {"warps": role.warps}
+    elif work.source is WorkSource.GRID_KEYS:
+        place = {"block": work.block_m, "round_up": work.block_m - 1}
+    elif work.source is not WorkSource.ELEMENTS:
         place = {
             "block_m": work.block_m,
             "round_up": work.block_m - 1,
@@ -46,7 +50,8 @@ def kernel_lines(schedule: Schedule, kernel: Kernel) -> list[str]:
 
 def bases(kernel: Kernel) -> list[str]:
     """Where the item's batch and head start in each tensor that tiles are loaded from."""
-    heads = {op.src: op.heads for _, op in ops_of(kernel) if isinstance(op, o.CpAsync | o.CopyTile)}
+    copies = [op for _, op in ops_of(kernel) if isinstance(op, o.CpAsync | o.CopyTile) and op.head is None]
+    heads = {op.src: op.heads for op in copies}
     lines = []
     for t in kernel.tensors:
         if t.name in heads:

@@ -30,7 +30,9 @@ def map_call(context: RoleContext, op: o.Map) -> tuple[str, dict[str, Argument]]
     """A scope with the locals, and a pass for each scope that has statements."""
     over, text, target = context.values[op.over.name], MapText(context, op), context.target
     rows, lines = over.rows // 8, list(text.locals)
-    first = {"i": context.row0, "j": f"n * {over.cols} + 2 * quad" if over.cols_axis == "N" else "2 * quad"}
+    tile = {"M": f"m * {over.cols} + ", "N": f"n * {over.cols} + "}.get(over.cols_axis, "")
+    columns = f"{tile}2 * quad"
+    first = {"i": context.row0, "j": columns} if over.rows_axis == "M" else {"i": columns, "j": context.key0}
     for index in ("i", "j"):
         if text.uses(index):
             lines.append(f"const int {index}0 = {first[index]};")
@@ -73,6 +75,8 @@ class MapText:
     def with_indices(self, scope: Scope) -> list[str]:
         """The statements of a scope below the declarations of the indices they use."""
         step = {"i": "8 * ri", "j": "8 * ci + ei"}
+        if self.context.values[self.op.over.name].rows_axis == "N":
+            step = {"i": step["j"], "j": step["i"]}
         text = "\n".join(self.lines[scope])
         head = []
         for index in ("i", "j"):
@@ -127,12 +131,12 @@ class MapText:
                 f"const {C_DTYPE[s.value.dtype]} {s.target} = {value};"
             )
         if known.fragment is Fragment.OPA:
-            tiles = known.cols // 8
-            self.locals.append("float packed[2];")
+            tiles, pair = known.cols // 8, f"packed{len(self.pair) or ''}"
+            self.locals.append(f"float {pair}[2];")
             self.pair.append(
                 f"{self.c_name(s.target)}[ri / 2 * {2 * tiles} + 2 * ci + ri % 2] = "
-                f"pack_{known.dtype}(packed[0], packed[1]);"
+                f"pack_{known.dtype}({pair}[0], {pair}[1]);"
             )
-            return f"packed[ei] = {value};"
+            return f"{pair}[ei] = {value};"
         index = "at" if known.fragment is Fragment.ACC else "ri"
         return f"{s.target}[{index}] {'+=' if s.accumulate else '='} {value};"

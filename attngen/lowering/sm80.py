@@ -9,6 +9,7 @@ from attngen.ir import ops as o
 from attngen.ir.ops import Op, kind_of
 from attngen.lowering import ops as common
 from attngen.lowering.context import RoleContext, swizzle
+from attngen.params import stride_count
 from attngen.render import Argument
 
 KSTEP_UNROLL = 4  # k-steps of a contraction of shared tiles that the compiler may interleave: more only costs registers
@@ -21,7 +22,11 @@ def calls(context: RoleContext, op: Op) -> Iterator[tuple[str, dict[str, Argumen
             inside = f"row0 + r < {context.expr(op.limit)}"
             if op.first is not None:
                 inside += f" && row0 + r >= {context.expr(op.first)}"
+            tensor = next(t for t in context.kernel.tensors if t.name == op.src)
+            column = {"column": f" * p.{op.src}_s3" if stride_count(tensor.access, tensor.rank) == tensor.rank else ""}
             yield kind, {"dst": context.address(op.dst), "src": op.src, "row": context.expr(op.row), "inside": inside,
+                         "base": context.head(op.src, op.heads, op.head),
+                         **(column if isinstance(op, o.CopyTile) else {}),
                          **context.chunks(context.buffer(op.dst).layout, op.src)}  # fmt: skip
         case o.CpWait():
             yield kind, {"pending": op.pending}

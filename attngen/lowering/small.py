@@ -58,3 +58,22 @@ def pointwise_lines(context: RoleContext, op: o.Pointwise) -> Iterator[str]:
         yield from (
             text if t.rank == 4 else call(context.target, "when", {"predicate": "j == 0", "body": text})
         )
+
+
+def sum_rows_call(context: RoleContext, op: o.SumRows) -> dict[str, Argument]:
+    """Sums of a row over its elements, then statements of the row; a target that is a tensor is stored."""
+    tensors = {t.name for t in context.kernel.tensors}
+    lines: dict[Scope, list[str]] = {Scope.ELEM: [], Scope.ROW: []}
+    for s in op.body:
+        printer = Printer(context.spell, context.elems)
+        text = [f"// {s.target} {'+=' if s.accumulate else '='} {show(s.value)}", *printer.temporaries(s.value)]
+        if s.target in tensors:
+            at = f"(i64)b * p.{s.target}_s0 + (i64)h * p.{s.target}_s1 + i"
+            text += call(context.target, "store_f32", {"dst": s.target, "at": at, "value": printer(s.value)})
+        elif s.accumulate:
+            text.append(f"{s.target} += {printer(s.value)};")
+        else:
+            text.append(f"const {C_DTYPE[s.value.dtype]} {s.target} = {printer(s.value)};")
+        lines[s.scope] += text
+    sums = [s.target for s in op.body if s.accumulate]
+    return {"cols": op.cols, "sums": sums, "each": lines[Scope.ELEM], "after": lines[Scope.ROW]}

@@ -1,8 +1,8 @@
 """differentiate: Graph -> Graph. The gradients of attention, in reverse mode over its textbook formula.
 
 Before   the formula of the forward pass, with the user's score expression
-After    a graph that reads q, k, v, the saved `out` and `lse`, and the gradients of both, and gives dq, dk, dv, and what
-         is added to the gradients of captured tensors and of the sink
+After    a graph that reads q, k, v, the saved `out` and `lse`, and the gradients of both, and gives dq, dk, dv, and
+         what is added to the gradients of captured tensors and of the sink
 Why      one source of truth: whatever the forward computes, its gradient is derived, not written
 
 The derivation. A maximum that only moves the reference of a softmax has no gradient: out and lse do not depend on it,
@@ -272,13 +272,15 @@ class _Reverse:
         """sum_n a[n] * sum_d g[d] b[n,d] as sum_d g[d] * sum_n a[n] b[n,d], where the inner sum is saved."""
         for saved in self.forward.of(Contract):
             assert isinstance(saved, Contract)
+            if not _is_output(self.forward, saved.id):
+                continue
             for atom in inner.atoms:
                 found = self.nodes[atom.name]
-                if isinstance(found, Contract) and found.b == saved.b and _is_output(self.forward, saved.id):
-                    if inner.terms == (Polynomial.of(v(saved.a)) * Polynomial.of(atom)).terms:
-                        axes = self.nodes[found.a].axes
-                        name = self._put_map(f"{found.a}_{saved.id}", axes, mul(v(found.a), v(saved.id)))
-                        return self._put(RowReduce(id="dot", axes=ROWS, kind=ReduceKind.SUM, x=name, over=found.over))
+                same = inner.terms == (Polynomial.of(v(saved.a)) * Polynomial.of(atom)).terms
+                if isinstance(found, Contract) and found.b == saved.b and same:
+                    axes = self.nodes[found.a].axes
+                    name = self._put_map(f"{found.a}_{saved.id}", axes, mul(v(found.a), v(saved.id)))
+                    return self._put(RowReduce(id="dot", axes=ROWS, kind=ReduceKind.SUM, x=name, over=found.over))
         raise PassError(f"differentiate: a row needs the sum over its keys of {show(inner.expr())} beforehand")
 
     def _collected(self, value: Polynomial) -> Expr:

@@ -140,9 +140,10 @@ def _epilogue(epilogue: Block, asynchronous: bool) -> tuple[Step, ...]:
     written after every warp's last read of the tiles it overlays, and read after it was written by all."""
     result: list[Step] = []
     for op in epilogue.ops:
-        if isinstance(op, StFrag):
+        after = type(result[-1]) if result else None  # tiles that are staged together share their barriers
+        if isinstance(op, StFrag) and after is not StFrag:
             result += _barrier("W9", "all" if asynchronous else "", 0)
-        if isinstance(op, StTile):
+        if isinstance(op, StTile) and after is not StTile:
             result.append(CtaSync(id="W10s"))
         result.append(op)
     return tuple(result)

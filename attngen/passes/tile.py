@@ -60,7 +60,7 @@ _STORAGE |= {Storage.I32: Elem.I32, Storage.I64: Elem.I64, Storage.U8: Elem.U8}
 RESERVED = frozenset((  # names that the text of a kernel gives a meaning to
     "b h i j m n t p q k v o out lse rS rP rO sQ sK sV sO tid warp lane quad smem m_tiles bh hkv i_lo i_hi "
     "n_lo n_hi full_lo full_hi end0 end1 end2 seen_lo seen_hi masked count ri ci ei at packed i0 j0 i_f j_f "
-    "i0_f j0_f scale seqlen_q seqlen_k heads batch group"
+    "i0_f j0_f scale seqlen_q seqlen_k heads batch group kv_heads n_tiles dout dlse delta dq dk dv"
 ).split())
 
 

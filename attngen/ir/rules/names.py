@@ -14,7 +14,7 @@ from attngen.ir.schedule import Guard, Role, Tiles
 from attngen.ir.walk import expressions, references, statements, tiles_of
 from attngen.target import Feature
 
-INDICES = frozenset({"b", "h", "i", "j", "m", "n", "w"})  # of the item, of an element, of a part of a role
+INDICES = frozenset({"b", "h", "hkv", "i", "j", "m", "n", "w"})  # of the item, of an element, of a part of a role
 FEATURES: dict[type[Op], Feature] = {
     o.CpAsync: Feature.CP_ASYNC, o.CpCommit: Feature.CP_ASYNC, o.CpWait: Feature.CP_ASYNC,
     o.Ldmatrix: Feature.LDMATRIX, o.MmaSync: Feature.LDMATRIX,

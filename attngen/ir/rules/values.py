@@ -150,7 +150,7 @@ def outputs(op: Op) -> Iterator[str]:
     dst = getattr(op, "dst", None)
     if isinstance(dst, str):
         yield dst
-    if isinstance(op, o.Pointwise):
+    if isinstance(op, o.Pointwise | o.SumRows):
         yield from (s.target for s in op.body)
 
 
