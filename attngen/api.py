@@ -65,8 +65,6 @@ def attention(
 
 
 def _call(spec: Attention, key: str, q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor]) -> tuple[Tensor, Tensor]:
-    if torch.compiler.is_dynamo_compiling():  # else the operator says it, with the name of the captured tensor
-        ops.reject_gradients([q, k, v, *captures], ["q", "k", "v", *["a captured tensor"] * len(captures)])
     if q.dim() != 4 or q.size(3) == 0:
         raise SignatureError(
             f"q has the shape {list(q.shape)}. Allowed: 4 dimensions [batch, heads, seq, head_dim], head_dim > 0"
