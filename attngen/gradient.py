@@ -19,6 +19,7 @@ from attngen.expr import B, DType, H, I, Op, walk
 from attngen.ir.graph import Graph, Output
 from attngen.ir.ops import Assign
 from attngen.kernel import Generated
+from attngen.passes.tile_sums import element_sums
 from attngen.signature import ELEMENT_BYTES, Signature, is_aligned
 from attngen.spec import Variant
 from attngen.target import Target
@@ -106,25 +107,28 @@ def run(
     if q.is_cuda:
         kernel = settled(kernel, device_arch(kernel, q.device.index))
     made: dict[str, Tensor] = {}
-    rows: dict[str, Tensor] = {}
+    sums: dict[str, Tensor] = {}
+    elements = {out.x for out in element_sums(kernel.graph)}
     for out in kernel.graph.of(Output):
         assert isinstance(out, Output)
-        if out.mode is Assign.REDUCE_ADD:
-            rows[out.x] = q.new_empty(q.shape[:3], dtype=torch.float32)
+        if out.x in elements:
+            sums[out.x] = torch.zeros(captures[out.into].shape, dtype=torch.float32, device=q.device)
+        elif out.mode is Assign.REDUCE_ADD:
+            sums[out.x] = q.new_empty(q.shape[:3], dtype=torch.float32)
         else:
             made[out.x] = empty_like_rows(tensors[out.x[1:]], tensors[out.x[1:]].size(3))
     scalars = scalars_of(q, k, scale)
-    launch_module(kernel, {**tensors, **captures, **made, **rows}, scalars, mode, seed)
+    launch_module(kernel, {**tensors, **captures, **made, **sums}, scalars, mode, seed)
     result = {name[1:]: t for name, t in made.items()}
     for out in kernel.graph.of(Output):
         assert isinstance(out, Output)
         if out.mode is Assign.REDUCE_ADD:
-            part = row_sums(out, rows[out.x], captures[out.into])
+            part = sums[out.x] if out.x in elements else sum_rows(out, sums[out.x], captures[out.into])
             result[out.into] = result[out.into] + part if out.into in result else part
     return {n: t.to(captures[n].dtype) if n in captures else t for n, t in result.items()}
 
 
-def row_sums(out: Output, rows: Tensor, captured: Tensor) -> Tensor:
+def sum_rows(out: Output, rows: Tensor, captured: Tensor) -> Tensor:
     """The sum of row values [B, H, Sq] at the elements of a captured tensor that the rows read."""
     env: dict[str, Tensor | int] = {}
     for at, (x, n) in enumerate(zip((B, H, I), rows.shape, strict=True)):

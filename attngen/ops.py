@@ -247,7 +247,8 @@ def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any,
     needed = [*ctx.needs_input_grad[:3], *(ctx.needs_input_grad[3] if captures else ())]
     result: list[Tensor | None] = [None] * len(needed)
     if (dout is not None or dlse is not None) and any(needed):
-        made = iter(torch.ops.attngen.backward.default(q, k, v, out, lse, dout, dlse, captures, needed, ctx.key, ctx.scale))
+        arguments = (q, k, v, out, lse, dout, dlse, captures, needed, ctx.key, ctx.scale)
+        made = iter(torch.ops.attngen.backward.default(*arguments))
         result = [next(made) if n else None for n in needed]
     return (*result[:3], result[3:], None, None)
 

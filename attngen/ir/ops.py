@@ -319,12 +319,12 @@ class Map(Op):
         return next((r for r in (self.over, *self.copies) if r.name == name), Ref(name=name))
 
     def reads(self) -> tuple[Ref, ...]:
-        names = {n: None for s in self.body for e in walk(s.value) if e.op is ExprOp.VAR for n in (e.name,)}
-        names.update({s.target: None for s in self.body if s.accumulate})
+        names = {n: None for s in self.body for e in walk(*s.exprs) if e.op is ExprOp.VAR for n in (e.name,)}
+        names.update({s.target: None for s in self.body if s.accumulate and not s.index})
         return tuple(self._ref(n) for n in names)
 
     def writes(self) -> tuple[Ref, ...]:
-        return tuple(self._ref(n) for n in {s.target: None for s in self.body})
+        return tuple(self._ref(n) for n in {s.target: None for s in self.body if not s.index})
 
 
 @dataclass(frozen=True, kw_only=True)

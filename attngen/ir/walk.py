@@ -256,7 +256,7 @@ def reads(op: Op) -> tuple[Ref, ...]:
         made: set[str] = set()
         found: dict[str, None] = {}
         for s in op.body:
-            wanted = variables(s.value) | ({s.target} if s.accumulate else set())
+            wanted = variables(*s.exprs) | ({s.target} if s.accumulate and not s.index else set())
             found.update(dict.fromkeys(sorted(wanted - made)))
             made.add(s.target)
         at = {r.name: r for r in (op.over, *op.copies)}

@@ -57,7 +57,7 @@ class MapText:
         self.locals: list[str] = []
         self.pair: list[str] = []
         self.lines: dict[Scope, list[str]] = {s: [] for s in Scope}
-        self.local_scope = {s.target: s.scope for s in op.body if s.target not in context.values}
+        self.local_scope = {s.target: s.scope for s in op.body if s.target not in context.values and not s.index}
         for s in op.body:
             if s.target in self.local_scope and s.scope in (Scope.ROW, Scope.COL):
                 count = context.values[op.over.name].rows // 8 if s.scope is Scope.ROW else 2
@@ -115,13 +115,18 @@ class MapText:
         while pending:
             run: list[Stmt] = []
             written.clear()
-            while pending and not variables(pending[0].value) & written:
+            while pending and not variables(*pending[0].exprs) & written:
                 run.append(pending.pop(0))
                 written.add(run[-1].target)
             printer.named, printer.counter = {}, counter
-            self.lines[scope] += printer.temporaries(*(s.value for s in run))
+            self.lines[scope] += printer.temporaries(*(e for s in run for e in s.exprs))
             counter = printer.counter
-            self.lines[scope] += [self._assign(s, printer(s.value)) for s in run]
+            for s in run:
+                self.lines[scope] += self._add(s, printer) if s.index else [self._assign(s, printer(s.value))]
+
+    def _add(self, s: Stmt, printer: Printer) -> list[str]:
+        at = " + ".join(f"(i64){printer(e)} * p.{s.target}_s{k}" for k, e in enumerate(s.index))
+        return call(self.context.target, "add_element", {"dst": s.target, "at": at, "value": printer(s.value)})
 
     def _assign(self, s: Stmt, value: str) -> str:
         known = self.context.values.get(s.target)

@@ -4,8 +4,8 @@ Rules, in this order:
  1. Registers: a warp keeps the accumulators of its rows for the whole loop, and the products of a step. What the user's
     score needs beside them is reserved as in the forward pass.
  2. A warp owns 32 rows where registers allow, else 16: each ldmatrix of a streamed tile then feeds two MMAs.
- 3. Two slots for streamed tiles where shared memory allows, so that copies run a step ahead.
- 4. The widest streamed tile up to 64: fewer barriers; the more CTAs or warps on an SM, the better latencies hide."""
+ 3. The widest streamed tile up to 64: fewer barriers; the more CTAs or warps on an SM, the better latencies hide.
+Streamed tiles have two slots, so that copies run a step ahead."""
 
 from __future__ import annotations
 
@@ -53,16 +53,15 @@ def candidates_sums(owned: Owned, variant: Variant, signature: Signature, target
     for warp_rows in (32, 16):
         for block_n in (64, 48, 32, 16):
             for warps in (4, 8):
-                for stages in (2, 1):
-                    for ctas in (2, 1):
-                        config = Config(warp_rows * warps, block_n, warps, stages=stages, min_ctas=ctas)
-                        used = registers(config, owned, signature)
-                        room = min(target.smem_per_cta, target.smem_per_sm // ctas - target.reserved_smem)
-                        fits = smem(config, owned, signature) <= room
-                        if not fits or used > target.max_regs - RESERVED + 8:
-                            continue
-                        if ctas * config.threads * target.max_regs > target.regs_per_sm:
-                            continue
-                        over, busy = max(0, used - limit), ctas * warps
-                        ranked.append(((over, -stages, -min(warp_rows * block_n, 1024), -busy, -warp_rows), config))
+                for ctas in (2, 1):
+                    config = Config(warp_rows * warps, block_n, warps, stages=2, min_ctas=ctas)
+                    used = registers(config, owned, signature)
+                    room = min(target.smem_per_cta, target.smem_per_sm // ctas - target.reserved_smem)
+                    fits = smem(config, owned, signature) <= room
+                    if not fits or used > target.max_regs - RESERVED + 8:
+                        continue
+                    if ctas * config.threads * target.max_regs > target.regs_per_sm:
+                        continue
+                    over, busy = max(0, used - limit), ctas * warps
+                    ranked.append(((over, -min(warp_rows * block_n, 1024), -busy, -warp_rows), config))
     return tuple(c for _, c in sorted(ranked, key=lambda x: x[0]))

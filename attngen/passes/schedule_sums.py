@@ -2,9 +2,9 @@
 
 Before   tile ops in the order of their definition
 After    one issue point at the head of a step, from which the streamed tiles of a later step are fetched
+Needs    two stages or more
 Why      a streamed tile is read first by a product of scores and last by a sum, so its slot is free at the end of a
-         step: what is fetched ahead needs another slot. With one slot (stages 1) a step waits for its own tiles, and
-         other CTAs of the SM hide the wait"""
+         step: what is fetched ahead needs another slot"""
 
 from __future__ import annotations
 
@@ -49,6 +49,8 @@ class _Builder:
         self.program, self.aligned = program, aligned
         self.loads = [op for op in program.loop.body if isinstance(op, LoadTile)]
         self.distance = program.config.stages - 1
+        if self.distance < 1:
+            raise PassError(f"schedule_sums: {program.name} has stages={program.config.stages}. Allowed: 2 to 4")
 
     def copy(self, op_id: str, op: LoadTile, tile: Expr | None, names: dict[Expr, Expr]) -> AnyOp:
         kind = CpAsync if self.aligned else CopyTile
@@ -79,11 +81,9 @@ class _Builder:
     def step(self) -> tuple[tuple[Stmt, ...], tuple[AnyOp, ...]]:
         """Scalars and ops of a step."""
         loop, lets = self.program.loop, self.program.loop.place
-        tile, names = T, dict[Expr, Expr]()
-        if self.distance:
-            tile = add(T, const(self.distance))
-            more, names = moved(loop.place, tile, "_next")
-            lets = (*lets, *more)
+        tile = add(T, const(self.distance))
+        more, names = moved(loop.place, tile, "_next")
+        lets = (*lets, *more)
         ops = [self.copy("", load, tile, names) for load in self.loads]
         ops += [self.compute("", op) for op in loop.body if not isinstance(op, LoadTile)]
         return (*lets, *loop.lets), tuple(dataclasses.replace(op, id=f"S{n + 1}") for n, op in enumerate(ops))

@@ -32,6 +32,7 @@ class Target:
     value: Expr
     scope: Scope = Scope.ELEM
     accumulate: bool = False
+    index: tuple[Expr, ...] = ()
 
 
 @dataclass
@@ -83,6 +84,7 @@ class Scopes:
                 target=t.name,
                 value=self._place(t.value, t.scope, temporaries, done),
                 accumulate=t.accumulate,
+                index=tuple(self._place(e, t.scope, temporaries, done) for e in t.index),
             )
             for t in targets
         ]

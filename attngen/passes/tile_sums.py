@@ -146,30 +146,24 @@ class _Tiler:
         if len(masks) > 1:
             raise PassError("tile_sums: the weights have different masks")
         visible = conj(make(Op.LT, J if self.owned.stream is Axis.N else I, LENGTH[self.owned.stream]), *masks)
-        targets = []
-        for name, target, accumulate in self.targets():
-            _check_hidden(name, self.weight(name, hidden=True))
-            value = fold_expr(self.fused(self.weight(name)))
-            if masked:
-                value = where(visible, value, ZERO)
-            targets.append(Target(target, bounded(value), accumulate=accumulate))
+        targets = [Target(tile_name("r", name), self.value_of(name)) for name in self.left_operands()]
+        targets += [Target(out.x, self.value_of(out.x), accumulate=True) for out in row_sums(self.graph)]
+        # rows beyond the last have no element to be added to
+        exists = make(Op.LT, I if self.owned.own is Axis.M else J, LENGTH[self.owned.own])
+        targets += [
+            Target(out.x, where(exists, self.value_of(out.x), ZERO), accumulate=True, index=clamped(out))
+            for out in element_sums(self.graph)
+        ]
+        if masked:
+            targets = [replace(t, value=where(bounded(visible), t.value, ZERO)) for t in targets]
         return self.scopes.split(*targets)
 
-    def targets(self) -> Iterator[tuple[str, str, bool]]:
-        """(node, value, whether it is a row's sum)."""
-        for name in dict.fromkeys(self.left(c) for _, c in self.owned.sums()):
-            yield name, tile_name("r", name), False
-        for out in self.row_sums():
-            yield out.x, out.x, True
+    def value_of(self, name: str) -> Expr:
+        _check_hidden(name, self.weight(name, hidden=True))
+        return bounded(fold_expr(self.fused(self.weight(name))))
 
-    def row_sums(self) -> Iterator[Output]:
-        """What is added to a captured tensor at an index that all keys of a row share."""
-        for out in self.graph.of(Output):
-            assert isinstance(out, Output)
-            if out.mode is Assign.REDUCE_ADD:
-                if "j" in variables(*out.index):
-                    raise PassError(f"tile_sums: the gradient of {out.into}")
-                yield out
+    def left_operands(self) -> Iterator[str]:
+        yield from dict.fromkeys(self.left(c) for _, c in self.owned.sums())
 
     def left(self, node: Contract) -> str:
         """The operand of a sum that has both axes."""
@@ -211,11 +205,10 @@ class _Tiler:
             over = over or d
             a, b = Ref(name=tile_name("s", own)), Ref(name=tile_name("s", stream), transposed=True)
             ops.append(ContractTile(id=f"o{len(ops)}", d=d, a=a, b=b, zero=True))
-        for _, target, row in self.targets():
-            if row:
-                self.value(target, rows, 0, (axes[0], ""))
-            else:
-                self.value(target, rows, cols, axes, self.elem)
+        for name in self.left_operands():
+            self.value(tile_name("r", name), rows, cols, axes, self.elem)
+        for out in row_sums(self.graph):
+            self.value(out.x, rows, 0, (axes[0], ""))
         note = _where(self.variant, "score")
         for cls in self.classes:
             statements = self.weights(cls == TileClass.MASKED.value)
@@ -223,7 +216,8 @@ class _Tiler:
                 over = self.value(PLAIN, rows, cols, axes)
                 *first, last = statements
                 statements = (*first, replace(last, target=PLAIN), replace(last, value=var(PLAIN, DType.F32)))
-            ops.append(MapOp(id=f"o{len(ops)}", over=over, body=statements, only=cls, note=note))
+            only = cls if len(self.classes) > 1 else ""
+            ops.append(MapOp(id=f"o{len(ops)}", over=over, body=statements, only=only, note=note))
         for _, node in self.owned.sums():
             weight, other = self.left(node), self.right(node)
             d = self.value(tile_name("r", node.id), rows, self.width(node.axes[3]), (axes[0], node.axes[3].value))
@@ -245,7 +239,7 @@ class _Tiler:
                 dtype = {DType.I32: "i32", DType.BOOL: "bool"}.get(s.value.dtype, "f32")
                 self.value(s.target, self.config.block_m, 0, (self.owned.own.value, ""))
                 self.values[s.target] = replace(self.values[s.target], dtype=dtype)
-        sums = [tile_name("r", node.id) for _, node in self.owned.sums()] + [out.x for out in self.row_sums()]
+        sums = [tile_name("r", node.id) for _, node in self.owned.sums()] + [out.x for out in row_sums(self.graph)]
         ops += [Fill(id=f"o{len(ops) + n}", dst=Ref(name=name), value=ZERO) for n, name in enumerate(sums)]
         return tuple(ops)
 
@@ -270,7 +264,7 @@ class _Tiler:
                     body.append(Stmt(scope=Scope.ROW, target=scaled, value=factor))
             stores.append(StoreTile(id="", dst=out.x, src=Ref(name=tile_name("r", node.id)), scaled=scaled, row=row,
                                     limit=limit, heads=out.heads))  # fmt: skip
-        for out in self.row_sums():
+        for out in row_sums(self.graph):
             src = Ref(name=out.x)
             ops.append(Reduce(id=f"o{len(ops)}", kind=ReduceKind.SUM, dst=src, src=src))
             stores.append(StoreVector(id="", dst=out.x, src=src, limit=limit))
@@ -304,6 +298,29 @@ class _Tiler:
                 first = i32(name)
         self._seen = tuple(lets), (first, limit)
         return tuple(lets)
+
+
+def added(graph: Graph) -> Iterator[Output]:
+    """What a graph adds to captured tensors."""
+    for out in graph.of(Output):
+        assert isinstance(out, Output)
+        if out.mode is Assign.REDUCE_ADD:
+            yield out
+
+
+def row_sums(graph: Graph) -> Iterator[Output]:
+    """At an index that all keys of a row share: summed in the row, whose sum is stored."""
+    return (out for out in added(graph) if "j" not in variables(*out.index))
+
+
+def element_sums(graph: Graph) -> Iterator[Output]:
+    """At an index of the element: each element is added where it belongs."""
+    return (out for out in added(graph) if "j" in variables(*out.index))
+
+
+def clamped(out: Output) -> tuple[Expr, ...]:
+    """The index inside the tensor, as where it was read."""
+    return bounded(load(out.into, out.index, DType.F32)).args
 
 
 def _row(name: str, config: Config, owned: Owned) -> TileValue:
@@ -440,7 +457,10 @@ def _tensors(t: _Tiler, workspaces: tuple[Workspace, ...]) -> tuple[TensorArg, .
             tensors.append(TensorArg(name=node.id, elem=Elem.F32, rank=3, access=access))
     for out, _ in t.owned.sums():
         tensors.append(TensorArg(name=out.x, elem=t.elem, rank=4, access=Access.OUT))
-    tensors += [TensorArg(name=out.x, elem=Elem.F32, rank=3, access=Access.OUT) for out in t.row_sums()]
+    tensors += [TensorArg(name=out.x, elem=Elem.F32, rank=3, access=Access.OUT) for out in row_sums(t.graph)]
+    tensors += [
+        TensorArg(name=out.x, elem=Elem.F32, rank=len(out.index), access=Access.WORK) for out in element_sums(t.graph)
+    ]
     tensors += [
         TensorArg(name=c.name, elem=_STORAGE[c.storage], rank=c.rank, access=Access.CAPTURE)
         for c in t.variant.captures

@@ -59,9 +59,12 @@ def names(case: Case) -> Iterator[Finding]:
                 tensor = getattr(op, field, None)
                 if isinstance(tensor, str) and tensor not in tensors:
                     yield Finding("names", f"{tensor} is no tensor; there are {_list(tensors)}", op.id)
-            for e in walk(*expressions(op), *(s.value for s in statements(op))):
+            for e in walk(*expressions(op), *(e for s in statements(op) for e in s.exprs)):
                 if e.op is ExprOp.LOAD and e.name not in tensors:
                     yield Finding("names", f"{e.name} is no tensor; there are {_list(tensors)}", op.id)
+            for s in statements(op):
+                if s.index and s.target not in tensors:
+                    yield Finding("names", f"{s.target} is no tensor; there are {_list(tensors)}", op.id)
             if isinstance(op, o.Enter | o.Leave) and op.ring not in orders:
                 yield Finding("names", f"{op.ring} is no order ring", op.id)
 
@@ -92,7 +95,7 @@ def variables(case: Case) -> Iterator[Finding]:
             here = set(inside.get(id(op), known))
             yield from _unknown(op, here, *expressions(op))
             for s in statements(op):
-                yield from _unknown(op, here, s.value)
+                yield from _unknown(op, here, *s.exprs)
                 here.add(s.target)
         for loop in tiles_of(role):
             for step in (*loop.step, *loop.drain):
