@@ -40,7 +40,8 @@ def workspaces(schedule: Schedule, sizes: Mapping[str, int], device: torch.devic
 
 
 def _workspace(w: Workspace, sizes: Mapping[str, int], device: torch.device) -> torch.Tensor:
-    return torch.empty([number(e, sizes) for e in w.shape], dtype=TORCH[w.elem], device=device)
+    make = torch.zeros if w.zero else torch.empty
+    return make([number(e, sizes) for e in w.shape], dtype=TORCH[w.elem], device=device)
 
 
 def grid(kernel: Kernel, sizes: Mapping[str, int]) -> int:

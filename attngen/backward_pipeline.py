@@ -9,18 +9,19 @@ from dataclasses import dataclass
 
 from attngen.config import Config
 from attngen.errors import PassError
-from attngen.expr import DType, loads, var
+from attngen.expr import DType, const, loads, var
 from attngen.ir.graph import Axis, Graph
 from attngen.ir.program import Program
 from attngen.ir.schedule import Access, Elem, Fact, Schedule, TensorArg, VerifiedSchedule, Workspace
 from attngen.ir.verify import verify
 from attngen.passes.allocate import allocate
+from attngen.passes.choose import padded
 from attngen.passes.choose_sums import candidates_sums, registers, smem
 from attngen.passes.differentiate import differentiate
 from attngen.passes.expand import expand
-from attngen.passes.partition import Owned, Parts, partition
+from attngen.passes.partition import Owned, Parts, can_shed, partition
 from attngen.passes.place import place
-from attngen.passes.row_kernel import row_kernel
+from attngen.passes.row_kernel import cast_kernel, row_kernel
 from attngen.passes.schedule_sums import schedule_sums
 from attngen.passes.simplify import simplify
 from attngen.passes.synchronize import synchronize
@@ -39,10 +40,11 @@ NAMES = {Axis.N: "attn_bwd_keys", Axis.M: "attn_bwd_queries"}
 @dataclass(frozen=True)
 class Asked:
     """What of a derivative is computed. `wanted`: inputs and captured tensors that need a gradient. `dlse`: whether lse
-    has one. `alignment`: bytes that rows of q, k, v and of the output's gradient are aligned to."""
+    has one. `same_bits`: whether every run has to give the same bits."""
 
     wanted: frozenset[str]
     dlse: bool
+    same_bits: bool = True
 
     def __str__(self) -> str:
         return f"gradients of {', '.join(sorted(self.wanted))}{' through lse too' if self.dlse else ''}"
@@ -73,8 +75,13 @@ def backward_graph(variant: Variant, asked: Asked) -> tuple[Graph, Graph]:
     return graph, simplify(graph)
 
 
-def parts_of(graph: Graph, variant: Variant, signature: Signature, target: Target) -> Parts:
-    """Sums over queries in one kernel where their accumulators fit, else in one each."""
+def parts_of(graph: Graph, variant: Variant, signature: Signature, target: Target, same_bits: bool) -> Parts:
+    """One kernel for everything where its parts may be added in any order; sums over queries in one kernel where their
+    accumulators fit, else in one each."""
+    if not same_bits and can_shed(graph):
+        parts = partition(graph, shed=True)
+        if all(candidates_sums(o, variant, signature, target) for o in parts.owned):
+            return parts
     parts = partition(graph)
     if all(candidates_sums(o, variant, signature, target) for o in parts.owned):
         return parts
@@ -98,7 +105,7 @@ def stages(
     # as in the forward pass: later passes see exp2 and constants
     yield BackwardStage("simplify", graph)
     # which axis a CTA owns decides what is a row and what a column: before tiles
-    parts = parts_of(graph, variant, signature, target)
+    parts = parts_of(graph, variant, signature, target, asked.same_bits)
     yield BackwardStage("partition", parts)
     programs, kernels, facts, spaces = [], [], [], list[Workspace]()
     for (name, owned), config in zip(named(parts), configs, strict=True):
@@ -133,6 +140,14 @@ def stages(
             Workspace(name=t.name, elem=t.elem, shape=tuple(var(n, DType.I32) for n in ROW_SIZES)) for t in made
         ]
         plan = dataclasses.replace(plan, kernels=(rows, *plan.kernels))
+    for owned in parts.owned:
+        for out, node in owned.shed():
+            # columns of padding too: they are added to without a condition
+            width = const(padded(signature.head_dim_qk if node.axes[3] is Axis.D else signature.head_dim_v))
+            shape = (*(var(n, DType.I32) for n in ROW_SIZES), width)
+            spaces.append(Workspace(name=node.id, elem=Elem.F32, shape=shape, zero=True))
+            elem = Elem.BF16 if signature.dtype.value == "bf16" else Elem.F16
+            plan = dataclasses.replace(plan, kernels=(*plan.kernels, cast_kernel(owned.graph, out, node, elem)))
     plan = dataclasses.replace(plan, workspaces=tuple(spaces))
     yield BackwardStage("module", plan)
 
@@ -161,7 +176,7 @@ def choices(
     variant: Variant, signature: Signature, target: Target, asked: Asked
 ) -> tuple[tuple[str, tuple[Config, ...]], ...]:
     """Ranked tile shapes of each kernel that owns an axis, by name."""
-    parts = parts_of(backward_graph(variant, asked)[1], variant, signature, target)
+    parts = parts_of(backward_graph(variant, asked)[1], variant, signature, target, asked.same_bits)
     ranked = tuple((name, candidates_sums(o, variant, signature, target)) for name, o in named(parts))
     for name, found in ranked:
         if not found:

@@ -117,7 +117,7 @@ def run(
             sums[out.x] = q.new_empty(q.shape[:3], dtype=torch.float32)
         else:
             made[out.x] = empty_like_rows(tensors[out.x[1:]], tensors[out.x[1:]].size(3))
-    scalars = scalars_of(q, k, scale)
+    scalars = {**scalars_of(q, k, scale), "head_dim": q.size(3), "elements": q.numel()}  # of a kernel that casts
     launch_module(kernel, {**tensors, **captures, **made, **sums}, scalars, mode, seed)
     result = {name[1:]: t for name, t in made.items()}
     for out in kernel.graph.of(Output):

@@ -265,7 +265,8 @@ def _backward(
         return [_gradient_like(name, tensors[name]).zero_() for name in wanted]
     if dout is None:
         dout = q.new_zeros(()).expand(out.shape)
-    asked = Asked(frozenset(wanted) & frozenset(gradient_names(known.variant)), dlse is not None)
+    same_bits = torch.are_deterministic_algorithms_enabled()
+    asked = Asked(frozenset(wanted) & frozenset(gradient_names(known.variant)), dlse is not None, same_bits)
     given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, **({} if dlse is None else {"dlse": dlse})}
     found: dict[str, Tensor] = {}
     if asked.wanted:

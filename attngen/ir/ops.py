@@ -261,7 +261,10 @@ class Ldmatrix(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class MmaSync(Op):
-    """d (+)= a . b with mma.sync; a: opA fragment or shared tile, b: shared tile (`.T`: its rows are columns of d)."""
+    """d (+)= a . b with mma.sync; a: opA fragment or shared tile, b: shared tile (`.T`: its rows are columns of d).
+
+    A warp has the rows of d that it has of all values. With a shared tile `a.T` it has 16 rows of d for each 16 columns
+    of the tile, and where there are more warps than that, a block of the columns."""
 
     d: Ref = _inout()
     a: Ref = _in()
@@ -362,7 +365,7 @@ class Fill(Op):
 @dataclass(frozen=True, kw_only=True)
 class StFrag(Op):
     """Fragment, or a block of its columns as wide as the tile (`rO[:1]`), to a shared tile (stmatrix where the target
-    has it); transposed: the tile holds its transpose."""
+    has it); transposed: the tile holds its transpose. A packed opA fragment is stored as it is."""
 
     dst: Ref = _out()
     src: Ref = _in()
@@ -411,7 +414,8 @@ class StRows(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class RedAdd(Op):
-    """Fragment added to a global fp32 tensor with red.add."""
+    """Fragment added to a global fp32 tensor with red.add; its rows and columns lie as those of a product with a
+    shared tile `a.T` (see mma_sync). head: which head, where it changes inside an item."""
 
     dst: str
     src: Ref = _in()
@@ -419,6 +423,7 @@ class RedAdd(Op):
     row: Expr
     limit: Expr
     mode: Assign
+    head: Expr | None = None
     unit = Unit.GLOBAL
 
 

@@ -73,6 +73,27 @@ class ContractTile(Op):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StageTile(Op):
+    """A tile of registers to shared memory, for an operand that other warps read."""
+
+    dst: Ref = _ref("writes")
+    src: Ref = _ref("reads")
+    unit = Unit.SHARED
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddTile(Op):
+    """A tile added to rows [row, limit) of a tensor of f32 in global memory, in no order among CTAs."""
+
+    dst: str
+    src: Ref = _ref("reads")
+    heads: Heads
+    row: Expr
+    limit: Expr
+    unit = Unit.GLOBAL
+
+
+@dataclass(frozen=True, kw_only=True)
 class StoreTile(Op):
     """A tile to the output, its rows multiplied by the row value `scaled` on the way; rows >= limit are not written."""
 

@@ -272,11 +272,13 @@ class Kernel:
 
 @dataclass(frozen=True, kw_only=True)
 class Workspace:
-    """A tensor the module needs between its kernels: its shape in run-time sizes."""
+    """A tensor the module needs between its kernels: its shape in run-time sizes. zero: filled with zeros before the
+    first kernel."""
 
     name: str
     elem: Elem
     shape: tuple[Expr, ...]
+    zero: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

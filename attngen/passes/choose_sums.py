@@ -38,12 +38,23 @@ def products(owned: Owned) -> int:
 def smem(config: Config, owned: Owned, signature: Signature) -> int:
     own, stream, sums = widths(owned, signature)
     tiles = config.block_m * own + config.block_n * config.stages * stream
+    tiles += config.block_m * config.block_n * len(owned.shed())
     return 2 * max(tiles, config.block_m * sum(sums))
 
 
 def registers(config: Config, owned: Owned, signature: Signature) -> int:
     """Of the accumulators and products of a thread."""
     return config.warp_rows // 16 * (sum(widths(owned, signature)[2]) + products(owned) * config.block_n) // 2
+
+
+def divides(config: Config, owned: Owned, signature: Signature) -> bool:
+    """Whether the warps share the tile of each part: 16 rows each, then whole pairs of MMAs of its columns."""
+    size = {Axis.D: padded(signature.head_dim_qk), Axis.DV: padded(signature.head_dim_v)}
+    across = config.block_n // 16
+    return all(
+        config.warps % across == 0 and size[node.axes[3]] % (16 * (config.warps // across)) == 0
+        for _, node in owned.shed()
+    )
 
 
 def candidates_sums(owned: Owned, variant: Variant, signature: Signature, target: Target) -> tuple[Config, ...]:
@@ -58,7 +69,7 @@ def candidates_sums(owned: Owned, variant: Variant, signature: Signature, target
                     used = registers(config, owned, signature)
                     room = min(target.smem_per_cta, target.smem_per_sm // ctas - target.reserved_smem)
                     fits = smem(config, owned, signature) <= room
-                    if not fits or used > target.max_regs - RESERVED + 8:
+                    if not fits or used > target.max_regs - RESERVED + 8 or not divides(config, owned, signature):
                         continue
                     if ctas * config.threads * target.max_regs > target.regs_per_sm:
                         continue

@@ -3,15 +3,18 @@
 Before   one graph with sums over queries (dk, dv) and sums over keys (dq, what is added to captured tensors)
 After    a graph of rows (one number a row, before any key is visited), and graphs whose CTAs own a tile of one axis and
          stream the other: sums over the streamed axis stay in registers
-Why      a sum over the axis that a CTA owns would have to leave the CTA for each tile, by atomics. Scores are computed
-         once more for each owned axis instead: 7 contractions for 5, and the same bits in every run"""
+Why      a sum over the axis that a CTA owns has to leave the CTA for each tile, by atomics, whose order differs from
+         run to run (`shed`). Where the same bits are wanted, scores are computed once more for the other axis instead:
+         7 contractions for 5"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from attngen.errors import PassError
 from attngen.ir.graph import Axis, Contract, Graph, Input, Map, Node, Output, RowReduce
+from attngen.ir.ops import Assign
 from attngen.passes.textbook import ROWS
 
 OTHER = {Axis.M: Axis.N, Axis.N: Axis.M}
@@ -30,13 +33,18 @@ class Owned:
 
     def sums(self) -> tuple[tuple[Output, Contract], ...]:
         """The contractions over the streamed axis with the outputs they give."""
-        found = []
+        return tuple((out, node) for out, node in self._contractions() if node.over is self.stream)
+
+    def shed(self) -> tuple[tuple[Output, Contract], ...]:
+        """Those over the owned axis: a CTA has a part of each of their elements."""
+        return tuple((out, node) for out, node in self._contractions() if node.over is self.own)
+
+    def _contractions(self) -> Iterator[tuple[Output, Contract]]:
         for out in self.graph.of(Output):
             assert isinstance(out, Output)
             node = contraction(self.graph, out)
             if node is not None:
-                found.append((out, node))
-        return tuple(found)
+                yield out, node
 
 
 @dataclass(frozen=True)
@@ -58,8 +66,17 @@ def contraction(graph: Graph, out: Output) -> Contract | None:
     return node if isinstance(node, Contract) and node.over in OTHER else None
 
 
-def partition(graph: Graph, apart: bool = False) -> Parts:
-    """`apart`: a kernel for each sum over queries, where two accumulators exceed the registers."""
+def can_shed(graph: Graph) -> bool:
+    """Whether sums over keys may be added up by the kernel that owns keys: it computes all that they are made of."""
+    outputs = [out for out in graph.of(Output) if isinstance(out, Output)]
+    over = {node.over for out in outputs for node in [contraction(graph, out)] if node is not None}
+    others = (out for out in outputs if out.mode is Assign.REDUCE_ADD)
+    return over == {Axis.M, Axis.N} and all(set(out.axes) == set(ROWS) for out in others)
+
+
+def partition(graph: Graph, apart: bool = False, shed: bool = False) -> Parts:
+    """`apart`: a kernel for each sum over queries, where two accumulators exceed the registers. `shed`: one kernel for
+    all, which owns keys."""
     groups: dict[Axis, list[list[Output]]] = {Axis.N: [], Axis.M: []}
     row_outputs: list[Output] = []
     for out in graph.of(Output):
@@ -68,7 +85,7 @@ def partition(graph: Graph, apart: bool = False) -> Parts:
             row_outputs.append(out)
             continue
         node = contraction(graph, out)
-        own = Axis.M if node is None else OTHER[node.over]
+        own = Axis.N if shed else Axis.M if node is None else OTHER[node.over]
         if groups[own] and not (apart and own is Axis.N):
             groups[own][0].append(out)
         else:

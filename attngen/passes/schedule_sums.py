@@ -1,7 +1,8 @@
 """schedule_sums: Program -> Kernel. Puts a loop of plain sums in time, for a target with cp.async and mma.sync.
 
 Before   tile ops in the order of their definition
-After    one issue point at the head of a step, from which the streamed tiles of a later step are fetched
+After    one issue point at the head of a step, from which the streamed tiles of a later step are fetched; parts of
+         sums over the owned axis last, when the tiles of scores are dead
 Needs    two stages or more
 Why      a streamed tile is read first by a product of scores and last by a sum, so its slot is free at the end of a
          step: what is fetched ahead needs another slot"""
@@ -14,9 +15,24 @@ from collections.abc import Iterator
 from attngen.errors import PassError
 from attngen.expr import DType, Expr, Op, add, const, make, substitute, var
 from attngen.fold import fold
-from attngen.ir.ops import CopyTile, CpAsync, Fill, Heads, Map, MmaSync, Reduce, Ref, StFrag, Stmt, StRows, StTile
+from attngen.ir.ops import (
+    Assign,
+    CopyTile,
+    CpAsync,
+    Fill,
+    Heads,
+    Map,
+    MmaSync,
+    RedAdd,
+    Reduce,
+    Ref,
+    StFrag,
+    Stmt,
+    StRows,
+    StTile,
+)  # fmt: skip
 from attngen.ir.ops import Op as AnyOp
-from attngen.ir.program import ContractTile, LoadTile, Program, Space, StoreTile, StoreVector
+from attngen.ir.program import AddTile, ContractTile, LoadTile, Program, Space, StageTile, StoreTile, StoreVector
 from attngen.ir.schedule import (
     Block,
     Buffer,
@@ -34,6 +50,7 @@ from attngen.ir.schedule import (
 from attngen.layout import SmemLayout, Swizzle
 
 T = var("t", DType.I32)
+ROW_BLOCK = 16  # rows of an MMA
 
 
 def moved(place: tuple[Stmt, ...], tile: Expr, suffix: str) -> tuple[tuple[Stmt, ...], dict[Expr, Expr]]:
@@ -62,6 +79,11 @@ class _Builder:
     def compute(self, op_id: str, op: AnyOp) -> AnyOp:
         if isinstance(op, ContractTile):
             return MmaSync(id=op_id, d=op.d, a=op.a, b=op.b, zero=op.zero)
+        if isinstance(op, StageTile):
+            return StFrag(id=op_id, dst=op.dst, src=op.src)
+        if isinstance(op, AddTile):
+            return RedAdd(id=op_id, dst=op.dst, src=op.src, heads=op.heads, row=op.row, limit=op.limit,
+                          mode=Assign.REDUCE_ADD)  # fmt: skip
         if not isinstance(op, Map | Reduce | Fill):
             raise PassError(f"schedule_sums: {type(op).__name__} has no counterpart on this target")
         return dataclasses.replace(op, id=op_id)
@@ -117,12 +139,17 @@ class _Builder:
         return tuple(result)
 
     def values(self) -> tuple[Value, ...]:
-        rows = self.program.config.warp_rows
-        return tuple(
-            Value(name=v.name, fragment=v.fragment, dtype=v.dtype, rows=rows, cols=v.cols,
-                  rows_axis=v.axes[0], cols_axis=v.axes[1] or "N")
-            for v in self.program.values if v.fragment is not None
-        )  # fmt: skip
+        rows, warps = self.program.config.warp_rows, self.program.config.warps
+        parts = {op.src.name for op in self.program.loop.body if isinstance(op, AddTile)}
+        result = []
+        for v in self.program.values:
+            if v.fragment is not None:
+                mine, cols = rows, v.cols
+                if v.name in parts:  # 16 rows a warp, and the columns shared by the warps that are left
+                    mine, cols = ROW_BLOCK, v.cols * (v.rows // ROW_BLOCK) // warps
+                result.append(Value(name=v.name, fragment=v.fragment, dtype=v.dtype, rows=mine, cols=cols,
+                                    rows_axis=v.axes[0], cols_axis=v.axes[1] or "N"))  # fmt: skip
+        return tuple(result)
 
 
 def staging(op: StoreTile) -> str:

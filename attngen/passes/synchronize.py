@@ -2,6 +2,7 @@
 
 Before   copies and their readers in order, nothing between them
 After    every issue point of the loop is preceded by `cp_wait` and `cta_sync`, followed by `cp_commit`
+         what is staged for other warps is followed by a `cta_sync` before it is read
 Why      one barrier serves two purposes there: what is read until the next issue point has arrived for all threads, and
          the slots written next have been read by all of them. cp.async groups complete in order, so the number of newer
          groups that may stay in flight follows from counting commits backwards over the steady state."""
@@ -85,7 +86,8 @@ def synchronize_kernel(kernel: Kernel) -> Kernel:
             brings = {(op.dst.name, tile_of(op, number)) for op in step[i] if isinstance(op, CpAsync)}
             committed.append((group_name(step[i]), brings))
 
-    counter = 0
+    counter, staged = 0, 0
+    open_stores: set[str] = set()  # tiles that registers were stored to since the last barrier
     body: list[Step] = []
     for i, run in enumerate(step):
         if i in waits:
@@ -96,7 +98,13 @@ def synchronize_kernel(kernel: Kernel) -> Kernel:
             if asynchronous:
                 body.append(CpCommit(id=f"C{counter}", group=group_name(run)))
             counter += 1
+            open_stores.clear()
         else:
+            if open_stores & {name for op in run for name in reads(op)}:
+                body.append(CtaSync(id=f"X{staged}s"))
+                staged += 1
+                open_stores.clear()
+            open_stores |= {op.dst.name for op in run if isinstance(op, StFrag)}
             body += run
     return dataclasses.replace(kernel, roles=(dataclasses.replace(role, item=dataclasses.replace(role.item, body=(
         dataclasses.replace(prologue, ops=_prologue(prologue)),

@@ -50,7 +50,17 @@ from attngen.ir.graph import Axis, Contract, Graph, Input, Map, Mask, Output
 from attngen.ir.ops import Assign, Fill, Heads, Reduce, ReduceKind, Ref, Scope, Stmt
 from attngen.ir.ops import Map as MapOp
 from attngen.ir.ops import Op as TileOp
-from attngen.ir.program import ContractTile, LoadTile, Program, StoreTile, StoreVector, TileLoop, TileValue
+from attngen.ir.program import (
+    AddTile,
+    ContractTile,
+    LoadTile,
+    Program,
+    StageTile,
+    StoreTile,
+    StoreVector,
+    TileLoop,
+    TileValue,
+)  # fmt: skip
 from attngen.ir.schedule import Access, Elem, Fact, TensorArg, Workspace
 from attngen.passes.choose import padded
 from attngen.passes.partition import Owned
@@ -145,7 +155,10 @@ class _Tiler:
         masks = {n.visible for n in self.graph.of(Mask) if isinstance(n, Mask)}
         if len(masks) > 1:
             raise PassError("tile_sums: the weights have different masks")
-        visible = conj(make(Op.LT, J if self.owned.stream is Axis.N else I, LENGTH[self.owned.stream]), *masks)
+        inside = [make(Op.LT, J if self.owned.stream is Axis.N else I, LENGTH[self.owned.stream])]
+        if self.owned.shed():  # owned rows beyond the last have no sum of their own, but a part of others
+            inside.append(make(Op.LT, I if self.owned.own is Axis.M else J, LENGTH[self.owned.own]))
+        visible = conj(*inside, *masks)
         targets = [Target(tile_name("r", name), self.value_of(name)) for name in self.left_operands()]
         targets += [Target(out.x, self.value_of(out.x), accumulate=True) for out in row_sums(self.graph)]
         # rows beyond the last have no element to be added to
@@ -163,7 +176,7 @@ class _Tiler:
         return bounded(fold_expr(self.fused(self.weight(name))))
 
     def left_operands(self) -> Iterator[str]:
-        yield from dict.fromkeys(self.left(c) for _, c in self.owned.sums())
+        yield from dict.fromkeys(self.left(c) for _, c in (*self.owned.sums(), *self.owned.shed()))
 
     def left(self, node: Contract) -> str:
         """The operand of a sum that has both axes."""
@@ -223,7 +236,22 @@ class _Tiler:
             d = self.value(tile_name("r", node.id), rows, self.width(node.axes[3]), (axes[0], node.axes[3].value))
             a, b = Ref(name=tile_name("r", weight)), Ref(name=tile_name("s", other))
             ops.append(ContractTile(id=f"o{len(ops)}", d=d, a=a, b=b))
+        for _, node in self.owned.shed():
+            ops += self.part(node, len(ops))
         return tuple(ops)
+
+    def part(self, node: Contract, number: int) -> Iterator[TileOp]:
+        """A tile's part of a sum over the owned axis: its weights cross the warps, and it is added up in memory."""
+        rows, cols = self.config.block_m, self.config.block_n
+        own, stream = self.owned.own, self.owned.stream
+        weight, width = self.left(node), node.axes[3]
+        staged = self.value(tile_name("s", weight), rows, cols, (own.value, stream.value), self.elem)
+        d = self.value(tile_name("r", node.id), cols, self.width(width), (stream.value, width.value))
+        yield StageTile(id=f"o{number}", dst=staged, src=Ref(name=tile_name("r", weight)))
+        a, b = replace(staged, transposed=True), Ref(name=tile_name("s", self.right(node)))
+        yield ContractTile(id=f"o{number + 1}", d=d, a=a, b=b, zero=True)
+        row = mul(i32(TILE[stream]), const(cols))
+        yield AddTile(id=f"o{number + 2}", dst=node.id, src=d, heads=Heads.Q, row=row, limit=LENGTH[stream])
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -355,12 +383,17 @@ def visited(variant: Variant, owned: Owned, config: Config) -> Visit:
     return replace(found, ranges=classes, **ends)  # type: ignore[arg-type]
 
 
-def group_loop(visit: Visit, config: Config, body: tuple[TileOp, ...]) -> tuple[tuple[Stmt, ...], TileLoop]:
+def group_loop(
+    visit: Visit, config: Config, body: tuple[TileOp, ...], shed: bool
+) -> tuple[tuple[Stmt, ...], TileLoop]:
     """Masked query tiles of all heads of the group, then the full ones: so each class is one range of the counter."""
     first = mul(i32("n"), const(config.block_m))
     last = sub(make(Op.MIN, add(first, const(config.block_m)), SEQLEN_K), const(1))
     lets = [_let("j_lo", first), _let("j_hi", last)]
     bound = {n: bounded(getattr(visit, n)) for n in ("lo", "hi", "full_lo", "full_hi")}
+    if shed:  # the last tile of keys has rows beyond the last key: none of its query tiles is full
+        whole = make(Op.LE, add(first, const(config.block_m)), SEQLEN_K)
+        bound |= {n: where(whole, bound[n], i32("m_hi")) for n in ("full_lo", "full_hi")}
     lets += [_let(f"m_{n}" if n in ("lo", "hi") else n, e) for n, e in bound.items()]
     group, before = i32("group"), i32("before")
     lets += [
@@ -403,7 +436,7 @@ def tile_sums(owned: Owned, name: str, variant: Variant, signature: Signature, c
     prologue, epilogue = t.prologue(), t.epilogue()
     workspaces: tuple[Workspace, ...] = ()
     if keys:
-        lets, loop = group_loop(visit, config, body)
+        lets, loop = group_loop(visit, config, body, bool(owned.shed()))
         steps, items = _by_step(scopes.lets.values())
         loop = replace(loop, lets=steps)
     else:
@@ -411,6 +444,7 @@ def tile_sums(owned: Owned, name: str, variant: Variant, signature: Signature, c
         loop = replace(loop, place=(_let("n", loop.tile),))
         items = tuple(scopes.lets.values())
     over = f"tiles of {'keys' if keys else 'queries'} own their sums"
+    over += "".join(f", parts of {node.id} are added with red.add" for _, node in owned.shed())
     return Program(
         name=name, head_dim_qk=signature.head_dim_qk, head_dim_v=signature.head_dim_v, config=config,
         tensors=_tensors(t, workspaces), scalars=_SCALARS, lets=(*lets, *seen, *items),
@@ -457,6 +491,7 @@ def _tensors(t: _Tiler, workspaces: tuple[Workspace, ...]) -> tuple[TensorArg, .
             tensors.append(TensorArg(name=node.id, elem=Elem.F32, rank=3, access=access))
     for out, _ in t.owned.sums():
         tensors.append(TensorArg(name=out.x, elem=t.elem, rank=4, access=Access.OUT))
+    tensors += [TensorArg(name=node.id, elem=Elem.F32, rank=4, access=Access.WORK) for _, node in t.owned.shed()]
     tensors += [TensorArg(name=out.x, elem=Elem.F32, rank=3, access=Access.OUT) for out in row_sums(t.graph)]
     tensors += [
         TensorArg(name=out.x, elem=Elem.F32, rank=len(out.index), access=Access.WORK) for out in element_sums(t.graph)
