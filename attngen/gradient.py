@@ -97,6 +97,17 @@ def backward_signature(forward: Signature, dout: Tensor) -> Signature:
     return forward if aligned else replace(forward, alignment=ELEMENT_BYTES)
 
 
+def unordered(kernel: BackwardKernel, sizes: Mapping[str, int]) -> list[str]:
+    """Captured tensors to an element of which several elements of scores are added, in an order that is not that of
+    another run. `sizes`: of the indices b, h, i, j."""
+    found = []
+    for out in element_sums(kernel.graph):
+        alone = {e.name for e in out.index if e.op is Op.VAR} | {n for n, size in sizes.items() if size == 1}
+        if not alone >= {"b", "h", "i", "j"}:
+            found.append(out.into)
+    return found
+
+
 def run(
     kernel: BackwardKernel, tensors: Mapping[str, Tensor], captures: Mapping[str, Tensor], scale: float,
     mode: emulator.Mode = emulator.Mode.LATE, seed: int = 0,

@@ -272,10 +272,26 @@ def _backward(
     if asked.wanted:
         kernel = backward_for(known.variant, backward_signature(signature_of(q, k, v), dout), SM80, asked)
         bound = dict(zip(known.names, captures, strict=True))
+        if same_bits:
+            _check_order(gradient.unordered(kernel, {"b": shapes.B, "h": shapes.Hq, "i": shapes.Sq, "j": shapes.Sk}))
         work = emulation_seconds(known.variant, shapes, q.size(3) + v.size(3), bound) * BACKWARD_WORK
         with _emulating(known.variant, shapes, work) if not q.is_cuda else nullcontext():
             found = gradient.run(kernel, given, bound, scale)
     return [found[n] if n in found else _gradient_like(n, tensors[n]).zero_() for n in wanted]
+
+
+def _check_order(unordered: Sequence[str]) -> None:
+    """What torch.use_deterministic_algorithms asks for, where gradients are added in no fixed order."""
+    if unordered:
+        message = (
+            f"the gradient of `{unordered[0]}` is a sum of many elements, added by atomics in an order that differs "
+            "from run to run, and torch.use_deterministic_algorithms(True) is set. Allowed: gradients of q, k, v, the "
+            "sink, scalars, tensors that are indexed by b, h and i, and a bias with an element for each score. Give "
+            f"{unordered[0]}.detach(), or leave the setting off"
+        )
+        if not torch.is_deterministic_algorithms_warn_only_enabled():
+            raise GradientError(message)
+        warnings.warn(message, stacklevel=2)
 
 
 def _gradient_like(name: str, t: Tensor) -> Tensor:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 
 import pytest
 import torch
 from cases import CASES, Sizes
-from support import DEVICES, MODES, qkv, randn
+from support import DEVICES, MODES, poisoned, qkv, randn
 from torch import Tensor
 
 import attngen
@@ -92,22 +93,32 @@ def test_variants(name: str, device: str) -> None:
         (1, 1, 40, 33, 256, 256, torch.bfloat16),
     ],
 )
+@pytest.mark.parametrize("same_bits", [False, True])
 def test_sizes(
-    h: int, hkv: int, sq: int, sk: int, d: int, dv: int, dtype: torch.dtype, device: str
+    h: int, hkv: int, sq: int, sk: int, d: int, dv: int, dtype: torch.dtype, same_bits: bool, device: str
 ) -> None:
-    check(Attention(mask=causal()), *qkv(device, h=h, hkv=hkv, sq=sq, sk=sk, d=d, dv=dv, dtype=dtype))
+    tensors = qkv(device, h=h, hkv=hkv, sq=sq, sk=sk, d=d, dv=dv, dtype=dtype)
+    with poisoned() if same_bits else contextlib.nullcontext():
+        check(Attention(mask=causal()), *tensors)
+
+
+CONFIGS = [
+    (True, None), (True, (Config(64, 16, 4, 3), Config(64, 32, 4, 4))), (True, (Config(32, 48, 2, 2),) * 2),
+    (False, None), (False, (Config(64, 16, 2, 3),)),
+    (False, (Config(64, 64, 4, 2),)), (False, (Config(128, 32, 4, 2),)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("mode", "seed"), MODES)
-@pytest.mark.parametrize("config", [None, (Config(64, 16, 4, 3), Config(64, 32, 4, 4)), (Config(32, 48, 2, 2),) * 2])
-def test_any_order_of_copies(config: tuple[Config, ...] | None, mode: object, seed: int) -> None:
-    """Asynchronous copies land early, late or at random; one slot or two; the same bits each time."""
+@pytest.mark.parametrize(("same_bits", "config"), CONFIGS)
+def test_any_order_of_copies(same_bits: bool, config: tuple[Config, ...] | None, mode: object, seed: int) -> None:
+    """Asynchronous copies land early, late or at random, in several shapes of tiles: the same bits each time."""
     q, k, v = qkv(h=4, hkv=2, sq=100, sk=130, d=32)
     spec = Attention(mask=window(40, 8))
     out, lse = reference(spec, q, k, v)
     assert lse is not None
     given = {"q": q, "k": k, "v": v, "out": out.to(q.dtype), "lse": lse.float(), "dout": randn(1, 4, 100, 32, seed=3)}
-    asked = Asked(frozenset("qkv"), dlse=False)
+    asked = Asked(frozenset("qkv"), dlse=False, same_bits=same_bits)
     kernel = gradient.backward_for(spec.variant, signature_of(q, k, v), SM80, asked, config)
     first = gradient.run(kernel, given, {}, spec.scale_for(32))
     again = gradient.run(kernel, given, {}, spec.scale_for(32), mode, seed)  # type: ignore[arg-type]
@@ -173,7 +184,8 @@ def test_any_strides_of_the_outputs_gradient(device: str) -> None:
         wide.transpose(1, 2)[..., 8:72],
         wide.transpose(1, 2)[..., 5:69],
     ):
-        got, plain = (grads(Attention(mask=causal()), tensors, d) for d in (dout, dout.contiguous()))
+        with poisoned():
+            got, plain = (grads(Attention(mask=causal()), tensors, d) for d in (dout, dout.contiguous()))
         assert all(torch.equal(a, b) for a, b in zip(got, plain, strict=True)), dout.stride()
 
 
@@ -229,9 +241,9 @@ def test_unseen_keys_and_queries_have_no_part(device: str) -> None:
 # ---- what is wanted ------------------------------------------------------------------------------------------------
 
 
-def module(wanted: str, spec: Attention | None = None) -> Schedule:
+def module(wanted: str, spec: Attention | None = None, same_bits: bool = True) -> Schedule:
     variant = (spec or Attention(mask=causal())).variant
-    asked = Asked(frozenset(wanted), dlse=False)
+    asked = Asked(frozenset(wanted), dlse=False, same_bits=same_bits)
     return derive_backward(variant, Signature(IoType.BF16, 64, 64), SM80, asked).verified.schedule
 
 
@@ -239,14 +251,36 @@ def test_a_gradient_that_is_not_wanted_costs_no_kernel() -> None:
     assert [k.name for k in module("qkv").kernels] == ["attn_bwd_rows", "attn_bwd_keys", "attn_bwd_queries"]
     assert [k.name for k in module("q").kernels] == ["attn_bwd_rows", "attn_bwd_queries"]
     assert [k.name for k in module("v").kernels] == ["attn_bwd_keys"]
+    alike = module("qkv", same_bits=False)
+    assert [k.name for k in alike.kernels] == ["attn_bwd_rows", "attn_bwd_keys", "attn_bwd_cast_dq"]
+    assert [k.name for k in module("q", same_bits=False).kernels] == ["attn_bwd_rows", "attn_bwd_queries"]
     assert "dk" not in {t.name for k in module("v").kernels for t in k.tensors}
 
 
 def test_the_text_of_a_module_parses_back() -> None:
     spec = Attention(mask=window(9, 3), score=bias(torch.zeros(1, 2, 8, 8)))
-    for text in (module("qkv"), derive_backward(spec.variant, Signature(IoType.FP16, 40, 64), SM80,
-                                                Asked(frozenset(["q", "bias"]), True)).verified.schedule):  # fmt: skip
+    asked = Asked(frozenset(["q", "bias"]), dlse=True)
+    biased = derive_backward(spec.variant, Signature(IoType.FP16, 40, 64), SM80, asked).verified.schedule
+    for text in (module("qkv"), module("qkv", same_bits=False), biased):
         assert Schedule.parse(str(text)) == text
+
+
+def test_sums_in_no_fixed_order_are_refused_where_the_same_bits_are_asked_for() -> None:
+    q, k, v = qkv(sq=9, sk=9)
+    table, whole = torch.zeros(2, 17, requires_grad=True), torch.zeros(1, 2, 9, 9, requires_grad=True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        out = attngen.attention(q, k, v, score=lambda s, b, h, i, j: s + table[h, i - j + 8])
+        with pytest.raises(GradientError, match=r"the gradient of `table`.*use_deterministic_algorithms"):
+            out.sum().backward()
+        attngen.attention(q, k, v, score=bias(whole)).float().square().sum().backward()  # one element for each score
+        assert whole.grad is not None
+    finally:
+        torch.use_deterministic_algorithms(False)
+    out = attngen.attention(q, k, v, score=lambda s, b, h, i, j: s + table[h, i - j + 8])
+    out.float().square().sum().backward()
+    assert table.grad is not None
+    assert table.grad.isfinite().all()
 
 
 def test_second_order_gradients_are_refused() -> None:
@@ -279,7 +313,8 @@ def test_compiled_models_have_the_same_gradients(device: str) -> None:
     fast = torch.compile(loss, fullgraph=True, backend="aot_eager")
     for n in (40, 70, 55):
         tensors = [t.requires_grad_() for t in qkv(device, sq=n, sk=n, d=16)]
-        got, want = (torch.autograd.grad(fn(*tensors), [*tensors, slopes]) for fn in (fast, loss))
+        with poisoned():
+            got, want = (torch.autograd.grad(fn(*tensors), [*tensors, slopes]) for fn in (fast, loss))
         assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
@@ -288,9 +323,10 @@ def test_gpu_runs_have_the_same_bits() -> None:
     """C16: 30 runs."""
     tensors = [t.requires_grad_() for t in qkv("cuda", b=2, h=8, hkv=2, sq=1024, sk=1024, d=128)]
     dout = randn(2, 8, 1024, 128, device="cuda", seed=11)
-    first = grads(Attention(mask=causal()), tensors, dout)
-    for _ in range(30):
-        assert all(map(torch.equal, first, grads(Attention(mask=causal()), tensors, dout)))
+    with poisoned():
+        first = grads(Attention(mask=causal()), tensors, dout)
+        for _ in range(30):
+            assert all(map(torch.equal, first, grads(Attention(mask=causal()), tensors, dout)))
 
 
 @pytest.mark.gpu

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -267,6 +269,11 @@ def test_before_and_after() -> None:
     before = textbook(Attention(mask=causal()).variant)
     assert "r [B,H,M] = reduce max z over N" in str(before)
     assert str(differentiate(before, "qkv")) == CAUSAL_BACKWARD
+
+
+def test_the_page_shows_the_derived_graph() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "backward.md").read_text()
+    assert textwrap.indent(CAUSAL_BACKWARD, "    ") in page
 
 
 def test_what_is_not_wanted_costs_nothing() -> None:

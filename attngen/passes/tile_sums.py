@@ -400,15 +400,19 @@ def group_loop(
         _let("before", sub(i32("full_lo"), i32("m_lo"))),
         _let("masked", add(before, sub(i32("m_hi"), i32("full_hi")))),
         _let("full", sub(i32("full_hi"), i32("full_lo"))),
+        # a step's head is found by a multiplication: exact below 2^22 steps
+        _let("per_masked", make(Op.DIV, const(1.0), i32("masked"))),
+        _let("per_full", make(Op.DIV, const(1.0), i32("full"))),
         _let("end0", mul(group, i32("masked"))),
         _let("end1", add(END, mul(group, i32("full")))),
     ]
     in_masked, u, c = make(Op.LT, T, END), i32("u"), i32("c")
     count = where(in_masked, i32("masked"), i32("full"))
+    per_count = where(in_masked, var("per_masked", DType.F32), var("per_full", DType.F32))
     masked_tile = add(i32("m_lo"), where(make(Op.LT, c, before), c, add(c, i32("full"))))
     place = (
         _let("u", where(in_masked, T, sub(T, END))),
-        _let("g", make(Op.FLOORDIV, u, count)),
+        _let("g", make(Op.I32, mul(add(make(Op.F32, u), const(0.5)), per_count))),
         _let("c", sub(u, mul(i32("g"), count))),
         _let("m", where(in_masked, masked_tile, add(i32("full_lo"), c))),
         _let("h", add(mul(i32("hkv"), group), i32("g"))),
@@ -454,7 +458,7 @@ def tile_sums(owned: Owned, name: str, variant: Variant, signature: Signature, c
     )  # fmt: skip
 
 
-TAKEN = frozenset("g u c m n before masked full factor factor1 m_lo m_hi j_lo j_hi".split())
+TAKEN = frozenset("g u c m n before masked full per_masked per_full factor factor1 m_lo m_hi j_lo j_hi".split())
 
 
 def _by_step(lets: object) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
