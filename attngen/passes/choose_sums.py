@@ -4,7 +4,8 @@ Rules, in this order:
  1. Registers: a warp keeps the accumulators of its rows for the whole loop, and the products of a step. What the user's
     score needs beside them is reserved as in the forward pass.
  2. A warp owns 32 rows where registers allow, else 16: each ldmatrix of a streamed tile then feeds two MMAs.
- 3. The widest streamed tile up to 64: fewer barriers; the more CTAs or warps on an SM, the better latencies hide.
+ 3. A CTA that adds parts of a sum in memory owns 128 rows where it can: half of the additions of 64.
+ 4. The widest streamed tile up to 64: fewer barriers; the more CTAs or warps on an SM, the better latencies hide.
 Streamed tiles have two slots, so that copies run a step ahead."""
 
 from __future__ import annotations
@@ -74,5 +75,7 @@ def candidates_sums(owned: Owned, variant: Variant, signature: Signature, target
                     if ctas * config.threads * target.max_regs > target.regs_per_sm:
                         continue
                     over, busy = max(0, used - limit), ctas * warps
-                    ranked.append(((over, -min(warp_rows * block_n, 1024), -busy, -warp_rows), config))
+                    # what a CTA sheds is the less the more rows it owns
+                    rows = -min(config.block_m, 128) if owned.shed() else 0
+                    ranked.append(((over, rows, -min(warp_rows * block_n, 1024), -busy, -warp_rows), config))
     return tuple(c for _, c in sorted(ranked, key=lambda x: x[0]))

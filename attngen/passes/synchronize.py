@@ -154,6 +154,8 @@ def _epilogue(epilogue: Block, asynchronous: bool) -> tuple[Step, ...]:
         if isinstance(op, StTile) and after is not StTile:
             result.append(CtaSync(id="W10s"))
         result.append(op)
+    if asynchronous and not any(isinstance(op, StFrag) for op in epilogue.ops):
+        result.append(CpWait(id="W9", group="all", pending=0))
     return tuple(result)
 
 

@@ -45,7 +45,7 @@ from attngen.expr import (
     where,
 )  # fmt: skip
 from attngen.fold import fold as fold_expr
-from attngen.interval import analyse
+from attngen.interval import Span, analyse
 from attngen.ir.graph import Axis, Contract, Graph, Input, Map, Mask, Output
 from attngen.ir.ops import Assign, Fill, Heads, Reduce, ReduceKind, Ref, Scope, Stmt
 from attngen.ir.ops import Map as MapOp
@@ -83,6 +83,9 @@ TILE = {Axis.M: "m", Axis.N: "n"}
 WIDTH = {Axis.D: "head_dim_qk", Axis.DV: "head_dim_v"}
 
 
+Bounds = tuple[Expr | None, Expr]
+
+
 def tile_name(prefix: str, node: str) -> str:
     """sQ of q, rS of s, rdP of dp."""
     d = "d" if len(node) > 1 and node.startswith("d") else ""
@@ -100,6 +103,7 @@ class _Tiler:
     scopes: Scopes
     names: set[str]  # captured tensors
     values: dict[str, TileValue] = field(default_factory=dict)
+    seen: Bounds = (None, SEQLEN_K)  # streamed rows that some owned row sees: the rest is loaded as zeros
 
     @property
     def graph(self) -> Graph:
@@ -128,7 +132,7 @@ class _Tiler:
         width = node.axes[3]
         dst = self.value(tile_name("s", node.id), rows, self.width(width), (axis.value, width.value), self.elem)
         heads = Heads.KV if node.id in KEY_HEADS else Heads.Q
-        first, limit = (None, LENGTH[axis]) if own else self.seen
+        first, limit = self.own_seen if own else self.seen
         head = H if self.owned.own is Axis.N and heads is Heads.Q else None
         row = mul(i32(TILE[axis]), const(rows))
         return LoadTile(id=op_id, dst=dst, src=node.id, heads=heads, row=row, limit=limit, first=first, head=head)
@@ -142,7 +146,8 @@ class _Tiler:
             case Contract():
                 return var(tile_name("r", name), DType.F32)
             case Input():
-                return load(name, (B, H, I), DType.F32)
+                # rows of padding read the last one
+                return load(name, (B, H, make(Op.MIN, I, sub(SEQLEN_Q, const(1)))), DType.F32)
             case Mask():
                 return node.hidden if hidden else self.weight(node.x)
             case Map():
@@ -173,7 +178,8 @@ class _Tiler:
 
     def value_of(self, name: str) -> Expr:
         _check_hidden(name, self.weight(name, hidden=True))
-        return bounded(fold_expr(self.fused(self.weight(name))))
+        own = frozenset(n.id for n in self.graph.of(Input))
+        return bounded(fold_expr(self.fused(self.weight(name))), own)
 
     def left_operands(self) -> Iterator[str]:
         yield from dict.fromkeys(self.left(c) for _, c in (*self.owned.sums(), *self.owned.shed()))
@@ -302,30 +308,35 @@ class _Tiler:
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 
-    @property
-    def seen(self) -> tuple[Expr | None, Expr]:
-        """Streamed rows that some owned row sees: the rest is loaded as zeros, whatever it holds."""
-        return self._seen[1]
-
     def set_seen(self) -> tuple[Stmt, ...]:
-        """Bounds of `seen` as scalars of the item; they are left out where they depend on the head of a group."""
+        """Bounds of `seen` as scalars of the item. Where an owned tile is an operand of a part of another sum, those of
+        its rows that no streamed row sees at all are zeros too."""
         keys = self.owned.own is Axis.N
         mask = substitute(self.variant.mask, TRANSPOSED) if keys else self.variant.mask
-        span = analyse(mask).any
-        lets: list[Stmt] = []
-        first, limit = None, LENGTH[self.owned.stream]
-        for name, end in (("seen_hi", span.hi), ("seen_lo", span.lo)):
-            if end is None or (keys and "h" in variables(end)):
-                continue
-            end = bounded(substitute(end, BACK) if keys else end)
-            value = tidy(make(Op.MIN, end, limit)) if name == "seen_hi" else end
-            lets.append(_let(name, value))
-            if name == "seen_hi":
-                limit = i32(name)
-            else:
-                first = i32(name)
-        self._seen = tuple(lets), (first, limit)
+        lets, self.seen = self._bounds("seen", analyse(mask).any, LENGTH[self.owned.stream], BACK if keys else {})
+        self.own_seen: Bounds = (None, LENGTH[self.owned.own])
+        if self.owned.shed():
+            whole = {I_LO: const(0), I_HI: sub(SEQLEN_Q, const(1))}
+            more, self.own_seen = self._bounds("own", analyse(self.variant.mask).any, LENGTH[self.owned.own], whole)
+            lets += more
         return tuple(lets)
+
+    def _bounds(
+        self, name: str, span: Span, length: Expr, values: dict[Expr, Expr]
+    ) -> tuple[list[Stmt], Bounds]:
+        """The ends of a span as scalars; they are left out where they depend on the head of a group."""
+        lets: list[Stmt] = []
+        first, limit = None, length
+        if span.hi is not None and not self._of_step(span.hi):
+            lets.append(_let(f"{name}_hi", tidy(make(Op.MIN, bounded(substitute(span.hi, values)), length))))
+            limit = i32(f"{name}_hi")
+        if span.lo is not None and not self._of_step(span.lo):
+            lets.append(_let(f"{name}_lo", bounded(substitute(span.lo, values))))
+            first = i32(f"{name}_lo")
+        return lets, (first, limit)
+
+    def _of_step(self, e: Expr) -> bool:
+        return self.owned.own is Axis.N and "h" in variables(e)
 
 
 def added(graph: Graph) -> Iterator[Output]:
@@ -458,7 +469,9 @@ def tile_sums(owned: Owned, name: str, variant: Variant, signature: Signature, c
     )  # fmt: skip
 
 
-TAKEN = frozenset("g u c m n before masked full per_masked per_full factor factor1 m_lo m_hi j_lo j_hi".split())
+TAKEN = frozenset(
+    "own_lo own_hi g u c m n before masked full per_masked per_full factor factor1 m_lo m_hi j_lo j_hi".split()
+)
 
 
 def _by_step(lets: object) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
