@@ -10,8 +10,8 @@ import re
 from dataclasses import asdict, dataclass
 
 from attngen import __version__
-from attngen.ir.schedule import Kernel as ScheduledKernel
 from attngen.gradient import BackwardKernel
+from attngen.ir.schedule import Kernel as ScheduledKernel
 from attngen.kernel import Kernel
 from attngen.params import Kind, fields, packer
 from attngen.runtime.compile import flags_for
@@ -77,8 +77,8 @@ def _shape(kernel: Kernel | BackwardKernel) -> dict[str, Json]:
     """The tile shape; of a derivative, what is asked for and the tile shapes of its kernels."""
     if isinstance(kernel, Kernel):
         return {"config": asdict(kernel.config)}
-    asked: dict[str, Json] = {"wanted": sorted(kernel.asked.wanted), "dlse": kernel.asked.dlse,
-                              "same_bits": kernel.asked.same_bits}  # fmt: skip
+    wanted: list[Json] = [*sorted(kernel.asked.wanted)]
+    asked: Json = {"wanted": wanted, "dlse": kernel.asked.dlse, "same_bits": kernel.asked.same_bits}
     return {"asked": asked, "configs": {name: asdict(config) for name, config in kernel.levels.configs}}
 
 

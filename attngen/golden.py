@@ -54,7 +54,8 @@ def sigmoid_weight(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
 @dataclass(frozen=True)
 class Sample:
     """`why`: what it shows that the others do not. The tensors inside a description only give ranks and types.
-    `config`: given where the build gate refuses the rules' first for one of the architectures. `asked`: a derivative."""
+    `config`: given where the build gate refuses the rules' first for one of the architectures. `asked`: of a
+    derivative."""
 
     name: str
     why: str
@@ -108,7 +109,7 @@ SAMPLES = (
     Sample("hopper_causal_d256", "an output that leaves in two halves", _causal, head_dim=256, target="sm90"),
     Sample("backward_causal_d128", "all gradients by one kernel, parts of dq added in memory", _causal,
            asked=Asked(frozenset("qkv"), dlse=False, same_bits=False)),
-    Sample("backward_softcap_sink_d64", "two kernels and no atomics; through lse; the gradients of a sink and of slopes",
+    Sample("backward_softcap_sink_d64", "two kernels, no atomics; through lse; gradients of a sink and of slopes",
            lambda: Attention(mask=causal(), score=[softcap(30.0), alibi(torch.zeros(8))], sink=torch.zeros(8)),
            head_dim=64, asked=Asked(frozenset(["q", "k", "v", "sink", "slopes"]), dlse=True)),
     Sample("causal_d64_align2", "rows that no 16-byte copy can read", _causal, head_dim=64, alignment=2),
