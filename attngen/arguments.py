@@ -54,7 +54,9 @@ def grid(kernel: Kernel, sizes: Mapping[str, int]) -> int:
     elif work.source is WorkSource.ROWS:
         count = -(-sizes["batch"] * sizes["heads"] * sizes["seqlen_q"] // (kernel.threads // 32))
     elif work.source is WorkSource.GRID_KEYS:
-        count = -(-sizes["seqlen_k"] // work.block_m) * sizes["batch"] * (sizes["heads"] // sizes["group"])
+        count = -(-sizes["seqlen_k"] // work.block_m)
+        count *= sizes["batch"] if work.per_batch else 1
+        count *= sizes["heads"] // sizes["group"] if work.per_head else 1
     else:
         count = -(-sizes["seqlen_q"] // work.block_m)
         count *= sizes["batch"] if work.per_batch else 1

@@ -27,14 +27,14 @@ from attngen.passes.simplify import simplify
 from attngen.passes.synchronize import synchronize
 from attngen.passes.textbook import SINK, textbook
 from attngen.passes.tile import _STORAGE
-from attngen.passes.tile_sums import tile_sums
-from attngen.passes.visit_table import add_visit_table
+from attngen.passes.tile_sums import KEY_KERNEL, tile_sums
+from attngen.passes.visit_table import add_key_table, add_visit_table
 from attngen.signature import Signature
 from attngen.spec import Normalizer, Variant
 from attngen.target import Target
 
 ROW_SIZES = ("batch", "heads", "seqlen_q")
-NAMES = {Axis.N: "attn_bwd_keys", Axis.M: "attn_bwd_queries"}
+NAMES = {Axis.N: KEY_KERNEL, Axis.M: "attn_bwd_queries"}
 
 
 @dataclass(frozen=True)
@@ -127,10 +127,12 @@ def stages(
     plan = synchronize(plan)
     plan = allocate(plan)
     yield BackwardStage("allocate", plan)
-    for program in programs:
-        if program.workspaces:
-            spaces += program.workspaces
+    for (_, owned), program in zip(named(parts), programs, strict=True):
+        spaces += [w for w in program.workspaces if w not in spaces]
+        if owned.own is Axis.M:
             plan = add_visit_table(dataclasses.replace(plan, workspaces=program.workspaces), program)
+        else:
+            plan = add_key_table(plan, program)
     if parts.rows is not None:
         elem = Elem.BF16 if signature.dtype.value == "bf16" else Elem.F16
         rows = row_kernel(parts.rows, "attn_bwd_rows", elem, signature.head_dim_v, captures(variant))

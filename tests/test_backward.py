@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -126,6 +127,27 @@ def test_any_order_of_copies(same_bits: bool, config: tuple[Config, ...] | None,
     for n, (name, w) in enumerate(zip("qkv", exact(spec, leaves, given["dout"]), strict=True)):
         assert torch.equal(first[name], again[name]), name
         assert distance(first[name], w.double()) <= 2 * distance(torchs(spec, leaves, given["dout"])[n], w) + 1e-5
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("same_bits", [False, True])
+def test_masks_without_closed_forms_visit_listed_tiles(same_bits: bool, device: str) -> None:
+    """Documents that are not sorted, one mask a batch; lengths that are no whole tiles."""
+    ids = (torch.arange(300, device=device) // 37 * 5 % 8).to(torch.int32)
+    flags = torch.zeros(2, 300, dtype=torch.int32, device=device)
+    flags[0, :150], flags[1, 20:] = 1, 1
+
+    def mask(b: Any, h: Any, i: Any, j: Any) -> Any:
+        return (ids[i] == ids[j]) & (flags[b, i] == 1)
+
+    spec = Attention(mask=mask)
+    asked = Asked(frozenset("qkv"), dlse=False, same_bits=same_bits)
+    names = [k.name for k in derive_backward(spec.variant, Signature(IoType.BF16, 32, 32), SM80, asked)
+             .verified.schedule.kernels]  # fmt: skip
+    assert "visit_table_attn_bwd_keys" in names
+    assert ("visit_table" in names) == same_bits
+    with poisoned() if same_bits else contextlib.nullcontext():
+        check(spec, *qkv(device, b=2, h=2, hkv=1, sq=300, sk=300, d=32))
 
 
 # ---- conventions -------------------------------------------------------------------------------------------------

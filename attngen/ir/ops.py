@@ -434,13 +434,15 @@ class RedAdd(Op):
 class ScanTiles(Op):
     """Classifies the key tiles [lo, hi) of one row tile by evaluating `visible`, the last statement, on every element
     (warps take tiles in turn, lanes columns), and writes the class of tile n to `dst[.., n]`: 0 empty, 1 masked, 2 full
-    (every key < seqlen_k, every row sees it)."""
+    (every key < seqlen_k, every row sees it). keys: the rows are keys and the tiles are of queries; a tile of keys that
+    reaches beyond the last one has no full tile."""
 
     dst: str
     body: tuple[Stmt, ...]
     lo: Expr
     hi: Expr
     block_n: int
+    keys: bool = False
     unit = Unit.GLOBAL
 
 
@@ -452,6 +454,7 @@ class CompactTiles(Op):
     src: str
     lo: Expr
     hi: Expr
+    keys: bool = False
     unit = Unit.GLOBAL
 
 

@@ -61,8 +61,10 @@ class RoleContext:
         """The same of a kernel whose rows are keys."""
         return f"n * {self.kernel.work.block_m} + warp * {self.warp_rows} + lane / 4"
 
-    def row_of(self, tensor: str) -> str:
+    def row_of(self, tensor: str, keys: bool = False) -> str:
         """Offset of this item's row in a table [batch or 1, heads or 1, row tiles, ...]."""
+        if keys:  # one list for all heads
+            return f"(i64)b * p.{tensor}_s0 + (i64)n * p.{tensor}_s2"
         return f"(i64)b * p.{tensor}_s0 + (i64)h * p.{tensor}_s1 + (i64)m * p.{tensor}_s2"
 
     def head(self, tensor: str, heads: Heads, head: Expr | None) -> str:

@@ -24,7 +24,8 @@ def kernel_lines(schedule: Schedule, kernel: Kernel) -> list[str]:
     if work.source is WorkSource.ROWS:
         place = {"warps": role.warps}
     elif work.source is WorkSource.GRID_KEYS:
-        place = {"block": work.block_m, "round_up": work.block_m - 1}
+        heads = "p.heads / p.group" if work.per_head else "1"
+        place = {"block": work.block_m, "round_up": work.block_m - 1, "heads": heads}
     elif work.source is not WorkSource.ELEMENTS:
         place = {
             "block_m": work.block_m,

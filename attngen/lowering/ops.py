@@ -39,8 +39,8 @@ def calls(context: RoleContext, op: Op) -> Iterator[tuple[str, dict[str, Argumen
         case o.ScanTiles():
             yield kind, scan_call(context, op)
         case o.CompactTiles():
-            yield kind, {"dst": op.dst, "dst_at": context.row_of(op.dst), "src": op.src,
-                         "src_at": context.row_of(op.src),
+            yield kind, {"dst": op.dst, "dst_at": context.row_of(op.dst, op.keys), "src": op.src,
+                         "src_at": context.row_of(op.src, op.keys),
                          "lo": context.expr(op.lo), "hi": context.expr(op.hi)}  # fmt: skip
         case _:
             raise PassError(f"lower: {context.schedule.target} has no macro for op {op.id} {kind}")

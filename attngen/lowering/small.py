@@ -29,8 +29,12 @@ def scan_call(context: RoleContext, op: o.ScanTiles) -> dict[str, Argument]:
         text = "\n".join(lines[scope])
         used = [index for index in ("i", "j") if re.search(rf"\b{index}_f\b", text)]
         lines[scope] = [f"const float {index}_f = f32_of_s32({index});" for index in used] + lines[scope]
+    row, column, tile = ("j", "i", "m") if op.keys else ("i", "j", "n")
+    block = context.kernel.work.block_m
     return {
-        "dst": op.dst, "at": context.row_of(op.dst), "lo": context.expr(op.lo), "hi": context.expr(op.hi),
+        "i": row, "j": column, "n": tile, "length": "p.seqlen_q" if op.keys else "p.seqlen_k",
+        "whole": f"n * {block} + {block} <= p.seqlen_k" if op.keys else "true",
+        "dst": op.dst, "at": context.row_of(op.dst, op.keys), "lo": context.expr(op.lo), "hi": context.expr(op.hi),
         "block_n": op.block_n,
         "warps": context.role.warps, "cols": cols, "col": lines[Scope.COL], "row": lines[Scope.ROW],
         "elem": lines[Scope.ELEM],

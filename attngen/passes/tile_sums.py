@@ -29,7 +29,6 @@ from attngen.expr import (
     I,
     J,
     Op,
-    add,
     conj,
     const,
     load,
@@ -58,25 +57,22 @@ from attngen.ir.program import (
     StageTile,
     StoreTile,
     StoreVector,
-    TileLoop,
     TileValue,
 )  # fmt: skip
 from attngen.ir.schedule import Access, Elem, Fact, TensorArg, Workspace
 from attngen.passes.choose import padded
+from attngen.passes.key_visits import BACK, I_HI, I_LO, TRANSPOSED, group_loop, key_workspaces, query_tiles
 from attngen.passes.partition import Owned
 from attngen.passes.ranges import TileClass, Visit, VisitSource, ranges
 from attngen.passes.scopes import Scopes, Target
 from attngen.passes.simplify import LOG2E, simplify_expr
-from attngen.passes.tile import _SCALARS, _STORAGE, RESERVED, VISIT, _let, _tile_count, _visit, _where, bounded, i32
+from attngen.passes.tile import _SCALARS, _STORAGE, RESERVED, _let, _visit, _where, bounded, i32
 from attngen.signature import Signature
 from attngen.spec import Variant
 from attngen.sums import tidy
 
-T, END = var("t", DType.I32), i32("end0")
-I_LO, I_HI = i32("i_lo"), i32("i_hi")
-TRANSPOSED: dict[Expr, Expr] = {I: J, J: I, SEQLEN_Q: SEQLEN_K, SEQLEN_K: SEQLEN_Q}
-BACK: dict[Expr, Expr] = {**TRANSPOSED, I_LO: i32("j_lo"), I_HI: i32("j_hi")}
 KEY_HEADS = {"k", "v"}
+KEY_KERNEL = "attn_bwd_keys"  # kernels that own keys: this name, and a number where there are several
 PLAIN = "rX"  # scores that no contraction makes
 LENGTH = {Axis.M: SEQLEN_Q, Axis.N: SEQLEN_K}
 TILE = {Axis.M: "m", Axis.N: "n"}
@@ -374,73 +370,15 @@ def _check_hidden(name: str, e: Expr) -> None:
         raise PassError(f"tile_sums: {name} is not 0 where it is masked")
 
 
-# ---- which tiles are visited ---------------------------------------------------------------------------------------
-
-
-def visited(variant: Variant, owned: Owned, config: Config) -> Visit:
-    """Streamed tiles of an owned tile. Query tiles of a tile of keys: the mask with queries and keys exchanged."""
-    if owned.own is Axis.M:
-        return ranges(variant.mask, config.block_n)
-    found = ranges(substitute(variant.mask, TRANSPOSED), config.block_n)
-    ends = {name: substitute(getattr(found, name), BACK) for name in ("lo", "hi", "full_lo", "full_hi")}
-    classes = tuple(dict.fromkeys(found.ranges))
-    if found.source is VisitSource.TABLE:
-        ends["full_lo"] = ends["full_hi"] = ends["hi"]
-        classes = (TileClass.MASKED,)
-    if "h" in variables(*ends.values()):  # differs between the heads of a group: all tiles, all of them masked
-        last = _tile_count(SEQLEN_Q, config.block_n)
-        ends = {"lo": const(0), "hi": last, "full_lo": last, "full_hi": last}
-        classes = (TileClass.MASKED,)
-    return replace(found, ranges=classes, **ends)  # type: ignore[arg-type]
-
-
-def group_loop(
-    visit: Visit, config: Config, body: tuple[TileOp, ...], shed: bool
-) -> tuple[tuple[Stmt, ...], TileLoop]:
-    """Masked query tiles of all heads of the group, then the full ones: so each class is one range of the counter."""
-    first = mul(i32("n"), const(config.block_m))
-    last = sub(make(Op.MIN, add(first, const(config.block_m)), SEQLEN_K), const(1))
-    lets = [_let("j_lo", first), _let("j_hi", last)]
-    bound = {n: bounded(getattr(visit, n)) for n in ("lo", "hi", "full_lo", "full_hi")}
-    if shed:  # the last tile of keys has rows beyond the last key: none of its query tiles is full
-        whole = make(Op.LE, add(first, const(config.block_m)), SEQLEN_K)
-        bound |= {n: where(whole, bound[n], i32("m_hi")) for n in ("full_lo", "full_hi")}
-    lets += [_let(f"m_{n}" if n in ("lo", "hi") else n, e) for n, e in bound.items()]
-    group, before = i32("group"), i32("before")
-    lets += [
-        _let("before", sub(i32("full_lo"), i32("m_lo"))),
-        _let("masked", add(before, sub(i32("m_hi"), i32("full_hi")))),
-        _let("full", sub(i32("full_hi"), i32("full_lo"))),
-        # a step's head is found by a multiplication: exact below 2^22 steps
-        _let("per_masked", make(Op.DIV, const(1.0), i32("masked"))),
-        _let("per_full", make(Op.DIV, const(1.0), i32("full"))),
-        _let("end0", mul(group, i32("masked"))),
-        _let("end1", add(END, mul(group, i32("full")))),
-    ]
-    in_masked, u, c = make(Op.LT, T, END), i32("u"), i32("c")
-    count = where(in_masked, i32("masked"), i32("full"))
-    per_count = where(in_masked, var("per_masked", DType.F32), var("per_full", DType.F32))
-    masked_tile = add(i32("m_lo"), where(make(Op.LT, c, before), c, add(c, i32("full"))))
-    place = (
-        _let("u", where(in_masked, T, sub(T, END))),
-        _let("g", make(Op.I32, mul(add(make(Op.F32, u), const(0.5)), per_count))),
-        _let("c", sub(u, mul(i32("g"), count))),
-        _let("m", where(in_masked, masked_tile, add(i32("full_lo"), c))),
-        _let("h", add(mul(i32("hkv"), group), i32("g"))),
-    )
-    classes = tuple(c.value for c in visit.ranges)
-    ends = (END, i32("end1"))[: len(classes)]
-    return tuple(lets), TileLoop(classes=classes, ends=ends, tile=i32("m"), place=place, body=body)
-
-
 # ---- the pass --------------------------------------------------------------------------------------------------------
 
 
 def tile_sums(owned: Owned, name: str, variant: Variant, signature: Signature, config: Config) -> Program:
-    visit = visited(variant, owned, config)
+    keys = owned.own is Axis.N
+    visit = query_tiles(variant.mask, config) if keys else ranges(variant.mask, config.block_n)
+    number = name.removeprefix(KEY_KERNEL) if keys else ""
     elem = Elem.BF16 if signature.dtype.value == "bf16" else Elem.F16
     names = {simplify_expr(e): n for e, n in variant.names}
-    keys = owned.own is Axis.N
     fragments = {tile_name("r", n.id): Scope.ELEM for n in owned.graph.of(Contract)} | {PLAIN: Scope.ELEM}
     taken = {*RESERVED, *TAKEN, *fragments, *(c.name for c in variant.captures), *(n.id for n in owned.graph.nodes)}
     axes = {"i": Scope.COL, "j": Scope.ROW} if keys else {"i": Scope.ROW, "j": Scope.COL}
@@ -451,7 +389,9 @@ def tile_sums(owned: Owned, name: str, variant: Variant, signature: Signature, c
     prologue, epilogue = t.prologue(), t.epilogue()
     workspaces: tuple[Workspace, ...] = ()
     if keys:
-        lets, loop = group_loop(visit, config, body, bool(owned.shed()))
+        lets, loop = group_loop(visit, variant.mask, config, body, bool(owned.shed()), number)
+        if visit.source is VisitSource.TABLE:
+            workspaces = key_workspaces(variant.mask, config, number)
         steps, items = _by_step(scopes.lets.values())
         loop = replace(loop, lets=steps)
     else:
@@ -488,10 +428,10 @@ def _by_step(lets: object) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
 
 def _visit_fact(visit: Visit, keys: bool) -> str:
     what = "query" if keys else "key"
-    if visit.source is VisitSource.TABLE and not keys:
+    if visit.source is VisitSource.TABLE:
         return f"{what} tiles from a list made on the device, since the mask has no closed form: {visit.reason}"
     if visit.ranges == (TileClass.MASKED,):
-        return f"every {what} tile is masked, since the mask has no closed form for a tile of keys"
+        return f"every {what} tile is visited and masked, since the mask depends on the head of a group"
     return f"closed forms of the mask, {what} tiles {' and '.join(dict.fromkeys(c.value for c in visit.ranges))}"
 
 
@@ -519,6 +459,6 @@ def _tensors(t: _Tiler, workspaces: tuple[Workspace, ...]) -> tuple[TensorArg, .
     ]
     tensors += [
         TensorArg(name=w.name, elem=w.elem, rank=len(w.shape), access=Access.WORK)
-        for w in workspaces if w.name == VISIT
+        for w in workspaces if w.elem is Elem.I32
     ]  # fmt: skip
     return tuple(tensors)
