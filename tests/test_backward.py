@@ -42,6 +42,7 @@ def grads(spec: Attention, tensors: Sequence[Tensor], dout: Tensor | None, dlse:
 
 def exact(spec: Attention, tensors: Sequence[Tensor], dout: Tensor | None, dlse: Tensor | None = None) -> list[Tensor]:
     """The same in float64. A row that sees nothing has no lse to differentiate."""
+    tensors = [*(t.detach().double().requires_grad_() for t in tensors[:3]), *tensors[3:]]
     out, lse = reference(spec, *tensors[:3])
     loss = torch.zeros((), dtype=torch.float64, device=out.device)
     if dout is not None:

@@ -29,7 +29,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("text", ("params", "cprint", "render", "lowering", "lower")),
     ("machines", ("runtime", "emulator")),
     ("kernels", ("tensormap", "worktable", "arguments", "shipped", "kernel", "execute", "plan", "gradient")),
-    ("instruments", ("files", "golden", "trial", "faults", "doctor")),
+    ("instruments", ("files", "golden", "trial", "gradient_trial", "faults", "doctor")),
     ("operators", ("reads", "dispatch", "ops", "merge", "prepare", "api", "compat")),
     ("command line", ("cli", "__main__")),
 )
