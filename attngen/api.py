@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from attngen import ops
+from attngen.backward_pipeline import Asked, gradient_names
 from attngen.config import Config
 from attngen.errors import SignatureError, SpecError
+from attngen.gradient import BackwardKernel, backward_for
 from attngen.ir.graph import Graph
 from attngen.ir.program import Program
 from attngen.ir.schedule import Schedule
@@ -22,7 +24,7 @@ from attngen.progress import Progress
 from attngen.runtime import Resources, Unit, precompile_into
 from attngen.signature import IoType, Signature, signature_of
 from attngen.spec import Attention, Normalizer
-from attngen.target import Target
+from attngen.target import SM80, Target
 from attngen.target import target as target_named
 from attngen.variants import MaskLike, ScoreLike
 
@@ -145,6 +147,19 @@ class BoundKernel:
         for stage in kernel.levels.stages:
             lines += ["", f"---- {stage.name}", str(stage).rstrip()]
         return "\n".join(lines) + "\n"
+
+    def backward(self, wanted: Sequence[str] | None = None, same_bits: bool = False) -> BackwardKernel:
+        """The kernels of its gradients, to read: `graph`, `schedule`, `source`, `explain()`. A call of `backward()` on
+        results makes its own.
+
+        wanted: names among q, k, v, captured tensors and `sink`; None: everything that may have a gradient. same_bits:
+        as under torch.use_deterministic_algorithms(True)."""
+        names = tuple(gradient_names(self.spec.variant))
+        unknown = [n for n in wanted or () if n not in names]
+        if unknown or (wanted is not None and not wanted):
+            raise SpecError(f"wanted={wanted!r}. Allowed: some of {', '.join(names)}")
+        asked = Asked(frozenset(names if wanted is None else wanted), dlse=self.spec.return_lse, same_bits=same_bits)
+        return backward_for(self.spec.variant, self.signature, SM80, asked)
 
     @property
     def resources(self) -> dict[str, Resources]:

@@ -49,10 +49,13 @@ def constant(e: Expr) -> str:
 
 
 class Printer:
-    """Prints expressions whose variables are spelled by `spell`; `elems` gives the storage of captured tensors."""
+    """Prints expressions whose variables are spelled by `spell`; `elems` gives the storage of captured tensors. dense:
+    tensors whose last dimension is contiguous."""
 
-    def __init__(self, spell: Callable[[Expr], str], elems: Mapping[str, Elem]) -> None:
-        self.spell, self.elems = spell, elems
+    def __init__(
+        self, spell: Callable[[Expr], str], elems: Mapping[str, Elem], dense: frozenset[str] = frozenset()
+    ) -> None:
+        self.spell, self.elems, self.dense = spell, elems, dense
         self.named: dict[Expr, str] = {}
         self.counter = 0
 
@@ -116,6 +119,8 @@ class Printer:
         return f"{'floordiv' if e.op is Op.FLOORDIV else 'mod'}_s32({a[0]}, {a[1]})"
 
     def _load(self, e: Expr) -> str:
-        steps = "".join(f" + (i64){self(i)} * p.{e.name}_s{k}" for k, i in enumerate(e.args))
+        strided = len(e.args) - (1 if e.name in self.dense else 0)
+        steps = "".join(f" + (i64){self(i)} * p.{e.name}_s{k}" for k, i in enumerate(e.args[:strided]))
+        steps += "".join(f" + {self(i)}" for i in e.args[strided:])
         text = f"{_LOADS[self.elems[e.name]]}(p.{e.name}{steps})"
         return f"({text} != 0)" if e.dtype is DType.BOOL else text

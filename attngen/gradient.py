@@ -44,6 +44,15 @@ class BackwardKernel(Generated):
         assert isinstance(graph, Graph)
         return graph
 
+    def explain(self) -> str:
+        """Every level with the reasons of its decisions."""
+        lines = [f"variant    {self.variant.description}", f"asked      {self.asked}", f"signature  {self.signature}"]
+        lines += [f"refused    {text}" for text in self.rejected]
+        lines += [f"{fact.subject}: {fact.text}" for fact in self.schedule.facts]
+        for stage in self.levels.stages:
+            lines += ["", f"---- {stage.name}", str(stage).rstrip()]
+        return "\n".join(lines) + "\n"
+
     @property
     def configs(self) -> tuple[Config, ...]:
         return tuple(c for _, c in self.levels.configs)
@@ -128,6 +137,7 @@ def run(
             sums[out.x] = q.new_empty(q.shape[:3], dtype=torch.float32)
         else:
             made[out.x] = empty_like_rows(tensors[out.x[1:]], tensors[out.x[1:]].size(3))
+    tensors = {n: t.contiguous() if n == "lse" else t for n, t in tensors.items()}  # ours: contiguous already
     scalars = {**scalars_of(q, k, scale), "head_dim": q.size(3), "elements": q.numel()}  # of a kernel that casts
     launch_module(kernel, {**tensors, **captures, **made, **sums}, scalars, mode, seed)
     result = {name[1:]: t for name, t in made.items()}

@@ -77,8 +77,12 @@ DI float exp2_approx(float x) {
   return y;
 }
 
-// div.rn.f32
-DI float div_f32(float a, float b) { return __fdiv_rn(a, b); }
+// rcp.approx.ftz.f32: 1/x
+DI float rcp_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 
 // fma.rn.f32: a*b + c, rounded once
 DI float fma_f32(float a, float b, float c) { return __fmaf_rn(a, b, c); }
@@ -219,7 +223,6 @@ struct attn_bwd_keys_params {
   i64 dout_s3;
   i64 lse_s0;
   i64 lse_s1;
-  i64 lse_s2;
   i64 dot_s0;
   i64 dot_s1;
   i64 dot_s2;
@@ -237,9 +240,6 @@ struct attn_bwd_keys_params {
   int dout_n1;
   int dout_n2;
   int dout_n3;
-  int lse_n0;
-  int lse_n1;
-  int lse_n2;
   int dot_n0;
   int dot_n1;
   int dot_n2;
@@ -267,13 +267,11 @@ extern "C" __global__ void __launch_bounds__(256, 1) attn_bwd_keys(const __grid_
   const int j_hi = (min_s32(((n * 128) + 128), p.seqlen_k) - 1);
   const int m_lo = min_s32(max_s32((((p.seqlen_q + j_lo) - p.seqlen_k) >> 5), 0), ((p.seqlen_q + 31) >> 5));
   const int m_hi = ((p.seqlen_q + 31) >> 5);
-  const int full_lo = ((((n * 128) + 128) <= p.seqlen_k) ? min_s32(max_s32(((((p.seqlen_q + j_hi) - p.seqlen_k) + 31) >> 5), 0), ((p.seqlen_q + 31) >> 5)) : m_hi);
-  const int full_hi = ((((n * 128) + 128) <= p.seqlen_k) ? max_s32((p.seqlen_q >> 5), min_s32(max_s32(((((p.seqlen_q + j_hi) - p.seqlen_k) + 31) >> 5), 0), ((p.seqlen_q + 31) >> 5))) : m_hi);
+  const int full_lo = ((((n + 1) * 128) <= p.seqlen_k) ? min_s32(max_s32(((((p.seqlen_q + j_hi) - p.seqlen_k) + 31) >> 5), 0), ((p.seqlen_q + 31) >> 5)) : m_hi);
+  const int full_hi = ((((n + 1) * 128) <= p.seqlen_k) ? max_s32((p.seqlen_q >> 5), min_s32(max_s32(((((p.seqlen_q + j_hi) - p.seqlen_k) + 31) >> 5), 0), ((p.seqlen_q + 31) >> 5))) : m_hi);
   const int before = (full_lo - m_lo);
   const int masked = (before + (m_hi - full_hi));
   const int full = (full_hi - full_lo);
-  const float per_masked = div_f32(1.0f, f32_of_s32(masked));
-  const float per_full = div_f32(1.0f, f32_of_s32(full));
   const int end0 = (p.group * masked);
   const int end1 = (end0 + (p.group * full));
   const int seen_lo = ((p.seqlen_q + j_lo) - p.seqlen_k);
@@ -282,7 +280,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) attn_bwd_keys(const __grid_
   const float u4 = (p.scale * 1.4426950408889634f);
   const int u5 = (p.seqlen_q - 1);
   const int u_0 = ((0 < end0) ? 0 : (-end0));
-  const int g_0 = s32_of_f32(((f32_of_s32(u_0) + 0.5f) * ((0 < end0) ? per_masked : per_full)));
+  const int g_0 = s32_of_f32(((f32_of_s32(u_0) + 0.5f) * rcp_approx(f32_of_s32(((0 < end0) ? masked : full)))));
   const int c_0 = (u_0 - (g_0 * ((0 < end0) ? masked : full)));
   const int m_0 = ((0 < end0) ? (m_lo + ((c_0 < before) ? c_0 : (c_0 + full))) : (full_lo + c_0));
   const int h_0 = ((hkv * p.group) + g_0);
@@ -368,12 +366,12 @@ extern "C" __global__ void __launch_bounds__(256, 1) attn_bwd_keys(const __grid_
   // range masked, full
   while (t < end1) {
     const int u = ((t < end0) ? t : (t - end0));
-    const int g = s32_of_f32(((f32_of_s32(u) + 0.5f) * ((t < end0) ? per_masked : per_full)));
+    const int g = s32_of_f32(((f32_of_s32(u) + 0.5f) * rcp_approx(f32_of_s32(((t < end0) ? masked : full)))));
     const int c = (u - (g * ((t < end0) ? masked : full)));
     const int m = ((t < end0) ? (m_lo + ((c < before) ? c : (c + full))) : (full_lo + c));
     const int h = ((hkv * p.group) + g);
     const int u_next = (((t + 1) < end0) ? (t + 1) : ((t + 1) - end0));
-    const int g_next = s32_of_f32(((f32_of_s32(u_next) + 0.5f) * (((t + 1) < end0) ? per_masked : per_full)));
+    const int g_next = s32_of_f32(((f32_of_s32(u_next) + 0.5f) * rcp_approx(f32_of_s32((((t + 1) < end0) ? masked : full)))));
     const int c_next = (u_next - (g_next * (((t + 1) < end0) ? masked : full)));
     const int m_next = (((t + 1) < end0) ? (m_lo + ((c_next < before) ? c_next : (c_next + full))) : (full_lo + c_next));
     const int h_next = ((hkv * p.group) + g_next);
@@ -475,11 +473,11 @@ extern "C" __global__ void __launch_bounds__(256, 1) attn_bwd_keys(const __grid_
           _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
             const int i = i0 + 8 * ci + ei;
             const int v0 = min_s32(i, u5);
-            const float v1 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + (i64)v0 * p.lse_s2);
+            const float v1 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + v0);
             u0[ei] = (i < p.seqlen_q);
             u3[ei] = (i + u2);
             u6[ei] = (-(((v1 == -INF) ? 0.0f : v1) * 1.4426950408889634f));
-            u7[ei] = ld_f32(p.dot + (i64)b * p.dot_s0 + (i64)h * p.dot_s1 + (i64)v0 * p.dot_s2);
+            u7[ei] = ld_f32(p.dot + (i64)b * p.dot_s0 + (i64)h * p.dot_s1 + v0);
           }
           _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
@@ -508,9 +506,9 @@ extern "C" __global__ void __launch_bounds__(256, 1) attn_bwd_keys(const __grid_
           _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
             const int i = i0 + 8 * ci + ei;
             const int v0 = min_s32(i, u5);
-            const float v1 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + (i64)v0 * p.lse_s2);
+            const float v1 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + v0);
             u9[ei] = (-(((v1 == -INF) ? 0.0f : v1) * 1.4426950408889634f));
-            u10[ei] = ld_f32(p.dot + (i64)b * p.dot_s0 + (i64)h * p.dot_s1 + (i64)v0 * p.dot_s2);
+            u10[ei] = ld_f32(p.dot + (i64)b * p.dot_s0 + (i64)h * p.dot_s1 + v0);
           }
           _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
@@ -695,6 +693,6 @@ extern "C" __global__ void __launch_bounds__(256, 1) attn_bwd_cast_dq(const __gr
   // C1 pointwise
   {
     // dq = scale * dq_sum[b, h, i, j]
-    st_u16(p.dq + (i64)b * p.dq_s0 + (i64)h * p.dq_s1 + (i64)i * p.dq_s2 + j, pack_bf16x2((p.scale * ld_f32(p.dq_sum + (i64)b * p.dq_sum_s0 + (i64)h * p.dq_sum_s1 + (i64)i * p.dq_sum_s2 + (i64)j * p.dq_sum_s3)), 0.0f));
+    st_u16(p.dq + (i64)b * p.dq_s0 + (i64)h * p.dq_s1 + (i64)i * p.dq_s2 + j, pack_bf16x2((p.scale * ld_f32(p.dq_sum + (i64)b * p.dq_sum_s0 + (i64)h * p.dq_sum_s1 + (i64)i * p.dq_sum_s2 + j)), 0.0f));
   }
 }

@@ -80,9 +80,6 @@ DI float rcp_approx(float x) {
   return y;
 }
 
-// div.rn.f32
-DI float div_f32(float a, float b) { return __fdiv_rn(a, b); }
-
 // abs.f32
 DI float abs_f32(float x) { return fabsf(x); }
 
@@ -248,7 +245,6 @@ struct attn_bwd_keys_params {
   i64 dout_s3;
   i64 lse_s0;
   i64 lse_s1;
-  i64 lse_s2;
   i64 delta_s0;
   i64 delta_s1;
   i64 delta_s2;
@@ -263,9 +259,6 @@ struct attn_bwd_keys_params {
   int dout_n1;
   int dout_n2;
   int dout_n3;
-  int lse_n0;
-  int lse_n1;
-  int lse_n2;
   int delta_n0;
   int delta_n1;
   int delta_n2;
@@ -295,8 +288,6 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
   const int before = (full_lo - m_lo);
   const int masked = (before + (m_hi - full_hi));
   const int full = (full_hi - full_lo);
-  const float per_masked = div_f32(1.0f, f32_of_s32(masked));
-  const float per_full = div_f32(1.0f, f32_of_s32(full));
   const int end0 = (p.group * masked);
   const int end1 = (end0 + (p.group * full));
   const int seen_lo = ((p.seqlen_q + j_lo) - p.seqlen_k);
@@ -304,7 +295,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
   const float u4 = f32_of_s32((p.seqlen_k - p.seqlen_q));
   const int u7 = (p.seqlen_q - 1);
   const int u_0 = ((0 < end0) ? 0 : (-end0));
-  const int g_0 = s32_of_f32(((f32_of_s32(u_0) + 0.5f) * ((0 < end0) ? per_masked : per_full)));
+  const int g_0 = s32_of_f32(((f32_of_s32(u_0) + 0.5f) * rcp_approx(f32_of_s32(((0 < end0) ? masked : full)))));
   const int c_0 = (u_0 - (g_0 * ((0 < end0) ? masked : full)));
   const int m_0 = ((0 < end0) ? (m_lo + ((c_0 < before) ? c_0 : (c_0 + full))) : (full_lo + c_0));
   const int h_0 = ((hkv * p.group) + g_0);
@@ -389,12 +380,12 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
   // range masked, full
   while (t < end1) {
     const int u = ((t < end0) ? t : (t - end0));
-    const int g = s32_of_f32(((f32_of_s32(u) + 0.5f) * ((t < end0) ? per_masked : per_full)));
+    const int g = s32_of_f32(((f32_of_s32(u) + 0.5f) * rcp_approx(f32_of_s32(((t < end0) ? masked : full)))));
     const int c = (u - (g * ((t < end0) ? masked : full)));
     const int m = ((t < end0) ? (m_lo + ((c < before) ? c : (c + full))) : (full_lo + c));
     const int h = ((hkv * p.group) + g);
     const int u_next = (((t + 1) < end0) ? (t + 1) : ((t + 1) - end0));
-    const int g_next = s32_of_f32(((f32_of_s32(u_next) + 0.5f) * (((t + 1) < end0) ? per_masked : per_full)));
+    const int g_next = s32_of_f32(((f32_of_s32(u_next) + 0.5f) * rcp_approx(f32_of_s32((((t + 1) < end0) ? masked : full)))));
     const int c_next = (u_next - (g_next * (((t + 1) < end0) ? masked : full)));
     const int m_next = (((t + 1) < end0) ? (m_lo + ((c_next < before) ? c_next : (c_next + full))) : (full_lo + c_next));
     const int h_next = ((hkv * p.group) + g_next);
@@ -501,12 +492,12 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
             const int i = i0 + 8 * ci + ei;
             const float i_f = i0_f + (float)(8 * ci + ei);
             const int v0 = min_s32(i, u7);
-            const float v1 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + (i64)v0 * p.lse_s2);
+            const float v1 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + v0);
             u0[ei] = (i < p.seqlen_q);
             u2[ei] = (i + u1);
             u5[ei] = (i_f + u4);
             u9[ei] = ((v1 == -INF) ? 0.0f : v1);
-            u10[ei] = ld_f32(p.delta + (i64)b * p.delta_s0 + (i64)h * p.delta_s1 + (i64)v0 * p.delta_s2);
+            u10[ei] = ld_f32(p.delta + (i64)b * p.delta_s0 + (i64)h * p.delta_s1 + v0);
           }
           _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
@@ -546,10 +537,10 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
             const int i = i0 + 8 * ci + ei;
             const float i_f = i0_f + (float)(8 * ci + ei);
             const int v0 = min_s32(i, u7);
-            const float v1 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + (i64)v0 * p.lse_s2);
+            const float v1 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + v0);
             u11[ei] = (i_f + u4);
             u13[ei] = ((v1 == -INF) ? 0.0f : v1);
-            u14[ei] = ld_f32(p.delta + (i64)b * p.delta_s0 + (i64)h * p.delta_s1 + (i64)v0 * p.delta_s2);
+            u14[ei] = ld_f32(p.delta + (i64)b * p.delta_s0 + (i64)h * p.delta_s1 + v0);
           }
           _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
@@ -688,7 +679,6 @@ struct attn_bwd_queries_params {
   i64 dout_s3;
   i64 lse_s0;
   i64 lse_s1;
-  i64 lse_s2;
   i64 delta_s0;
   i64 delta_s1;
   i64 delta_s2;
@@ -702,9 +692,6 @@ struct attn_bwd_queries_params {
   int dout_n1;
   int dout_n2;
   int dout_n3;
-  int lse_n0;
-  int lse_n1;
-  int lse_n2;
   int delta_n0;
   int delta_n1;
   int delta_n2;
@@ -821,9 +808,9 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_queries(const __gr
     _Pragma("unroll") for (int ri = 0; ri < 4; ++ri) {
       const int i = i0 + 8 * ri;
       const int v0 = min_s32(i, u9);
-      const float v1 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + (i64)v0 * p.lse_s2);
+      const float v1 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + v0);
       u7[ri] = ((v1 == -INF) ? 0.0f : v1);
-      u10[ri] = ld_f32(p.delta + (i64)b * p.delta_s0 + (i64)h * p.delta_s1 + (i64)v0 * p.delta_s2);
+      u10[ri] = ld_f32(p.delta + (i64)b * p.delta_s0 + (i64)h * p.delta_s1 + v0);
     }
   }
   // P6 fill dst=rdQ_sum value={0.0}

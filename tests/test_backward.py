@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -17,8 +18,12 @@ import attngen
 from attngen import causal, gradient, softcap
 from attngen.backward_pipeline import Asked, derive_backward
 from attngen.config import Config
-from attngen.errors import GradientError
-from attngen.ir.schedule import Schedule
+from attngen.errors import EmulatorError, GradientError, SpecError, VerifyError
+from attngen.gradient_trial import GradientTrial
+from attngen.ir.mutate import mutants
+from attngen.ir.schedule import Schedule, VerifiedSchedule
+from attngen.ir.verify import verify
+from attngen.lower import lower
 from attngen.reference import reference
 from attngen.signature import IoType, Signature, signature_of
 from attngen.spec import Attention
@@ -304,6 +309,48 @@ def test_sums_in_no_fixed_order_are_refused_where_the_same_bits_are_asked_for() 
     out.float().square().sum().backward()
     assert table.grad is not None
     assert table.grad.isfinite().all()
+
+
+def test_the_kernels_of_gradients_can_be_read() -> None:
+    slopes = torch.ones(2)
+    kernel = attngen.compile(Attention(mask=causal(), score=attngen.alibi(slopes)), head_dim=64)
+    text = kernel.backward().explain()
+    assert "---- differentiate" in text
+    assert "add d_slopes to slopes[h]" in text
+    assert "red.add" in kernel.backward(["q", "k", "v"]).explain()
+    assert "red.add" not in kernel.backward(["q", "k", "v"], same_bits=True).explain()
+    with pytest.raises(SpecError, match=r"Allowed: some of q, k, v, slopes"):
+        kernel.backward(["sink"])
+
+
+def test_deleted_ops_are_noticed() -> None:
+    """By the verifier, but for two: a product that is missing is wrong in numbers only, and the barrier in front of the
+    epilogue is one too many where the staged tiles lie over those of the loop, which a barrier has followed."""
+    schedule = module("qkv", same_bits=False)
+    unnoticed = []
+    for mutant in mutants(schedule):
+        if mutant.name.startswith("delete"):
+            try:
+                verify(mutant.schedule)
+                unnoticed.append(" ".join(mutant.name.split()[1:4]))
+            except VerifyError:
+                pass
+    assert unnoticed == ["S8 mma_sync d=rdK_sum", "W9s cta_sync"]
+
+
+def test_a_missing_barrier_is_noticed_by_the_emulator() -> None:
+    """Parts of dq read what other warps have staged."""
+    spec, (q, k, v) = Attention(mask=causal()), qkv(sq=70, sk=70)
+    trial = GradientTrial(spec, q, k, v)
+    asked = Asked(frozenset("qkv"), dlse=False, same_bits=False)
+    kernel = gradient.backward_for(spec.variant, signature_of(q, k, v), SM80, asked)
+    assert all(e.ok for e in trial.run(kernel))
+    (mutant,) = (m for m in mutants(kernel.schedule) if m.name.startswith("delete X0s"))
+    broken = copy.copy(kernel)
+    broken.verified = VerifiedSchedule(mutant.schedule)
+    broken.source = lower(broken.verified, "// mutant\n")
+    with pytest.raises(EmulatorError, match="race"):
+        trial.run(broken)
 
 
 def test_second_order_gradients_are_refused() -> None:

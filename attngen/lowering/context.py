@@ -6,7 +6,7 @@ from attngen.cprint import Printer
 from attngen.errors import PassError
 from attngen.expr import Expr
 from attngen.ir.ops import Heads, Ref
-from attngen.ir.schedule import Buffer, Kernel, Role, Schedule, Value
+from attngen.ir.schedule import Access, Buffer, Kernel, Role, Schedule, Value
 from attngen.layout import Fragment, SmemLayout
 from attngen.params import fields
 from attngen.render import Argument
@@ -19,6 +19,8 @@ class RoleContext:
         self.schedule, self.kernel, self.role = schedule, kernel, role
         self.values: dict[str, Value] = {v.name: v for v in role.values}
         self.elems = {t.name: t.elem for t in kernel.tensors}
+        # workspaces are made by us, results of ours are read as they were written
+        self.dense = frozenset(t.name for t in kernel.tensors if t.access is not Access.CAPTURE)
         self.parameters = {f.name for f in fields(kernel)}
 
     @property
@@ -30,7 +32,7 @@ class RoleContext:
         return f"p.{v.name}" if v.name in self.parameters and v.name not in self.values else v.name
 
     def expr(self, e: Expr) -> str:
-        return Printer(self.spell, self.elems)(e)
+        return Printer(self.spell, self.elems, self.dense)(e)
 
     def buffer(self, ref: Ref) -> Buffer:
         buffer = self.kernel.buffer(ref.name)

@@ -109,7 +109,7 @@ class MapText:
     def _statements(self, statements: list[Stmt], scope: Scope) -> None:
         """Runs of statements that do not read what an earlier one wrote share their temporaries."""
         written: set[str] = set()
-        printer = Printer(self.spell, self.context.elems)
+        printer = Printer(self.spell, self.context.elems, self.context.dense)
         counter = 0
         pending = list(statements)
         while pending:

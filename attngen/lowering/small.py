@@ -46,7 +46,7 @@ def pointwise_lines(context: RoleContext, op: o.Pointwise) -> Iterator[str]:
     """Statements on one element; a target that is an output tensor is stored (a row's by its first element)."""
     tensors = {t.name: t for t in context.kernel.tensors}
     for s in op.body:
-        printer = Printer(context.spell, context.elems)
+        printer = Printer(context.spell, context.elems, context.dense)
         yield f"// {s.target} = {show(s.value)}"
         if s.target not in tensors:
             yield f"const {C_DTYPE[s.value.dtype]} {s.target} = {printer(s.value)};"
@@ -69,7 +69,7 @@ def sum_rows_call(context: RoleContext, op: o.SumRows) -> dict[str, Argument]:
     tensors = {t.name for t in context.kernel.tensors}
     lines: dict[Scope, list[str]] = {Scope.ELEM: [], Scope.ROW: []}
     for s in op.body:
-        printer = Printer(context.spell, context.elems)
+        printer = Printer(context.spell, context.elems, context.dense)
         text = [f"// {s.target} {'+=' if s.accumulate else '='} {show(s.value)}", *printer.temporaries(s.value)]
         if s.target in tensors:
             at = f"(i64)b * p.{s.target}_s0 + (i64)h * p.{s.target}_s1 + i"

@@ -113,15 +113,13 @@ def group_loop(
         masked_tile = add(i32("m_lo"), where(make(Op.LT, c, before), c, add(c, i32("full"))))
         full_tile = add(i32("full_lo"), c)
     lets += [
-        # a step's head is found by a multiplication: exact below 2^22 steps
-        _let("per_masked", make(Op.DIV, const(1.0), i32("masked"))),
-        _let("per_full", make(Op.DIV, const(1.0), i32("full"))),
         _let("end0", mul(group, i32("masked"))),
         _let("end1", add(END, mul(group, i32("full")))),
     ]
     in_masked, u = make(Op.LT, T, END), i32("u")
     count = where(in_masked, i32("masked"), i32("full"))
-    per_count = where(in_masked, var("per_masked", DType.F32), var("per_full", DType.F32))
+    # the head of a step, by an approximate reciprocal: exact below 2^20 steps, a division of integers takes longer
+    per_count = make(Op.RCP, make(Op.F32, count))
     place = (
         _let("u", where(in_masked, T, sub(T, END))),
         _let("g", make(Op.I32, mul(add(make(Op.F32, u), const(0.5)), per_count))),

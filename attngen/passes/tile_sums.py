@@ -73,6 +73,7 @@ from attngen.sums import tidy
 
 KEY_HEADS = {"k", "v"}
 KEY_KERNEL = "attn_bwd_keys"  # kernels that own keys: this name, and a number where there are several
+GIVEN_ROWS = {"lse", "dlse"}  # row values that a caller gives; others are made by a kernel of the module
 PLAIN = "rX"  # scores that no contraction makes
 LENGTH = {Axis.M: SEQLEN_Q, Axis.N: SEQLEN_K}
 TILE = {Axis.M: "m", Axis.N: "n"}
@@ -410,7 +411,7 @@ def tile_sums(owned: Owned, name: str, variant: Variant, signature: Signature, c
 
 
 TAKEN = frozenset(
-    "own_lo own_hi g u c m n before masked full per_masked per_full factor factor1 m_lo m_hi j_lo j_hi".split()
+    "own_lo own_hi g u c m n before masked full factor factor1 m_lo m_hi j_lo j_hi".split()
 )
 
 
@@ -444,7 +445,7 @@ def _tensors(t: _Tiler, workspaces: tuple[Workspace, ...]) -> tuple[TensorArg, .
             access = Access.CAPTURE if node.id == "dout" else Access.IN
             tensors.append(TensorArg(name=node.id, elem=t.elem, rank=4, access=access))
         else:
-            access = Access.CAPTURE if node.id == "lse" else Access.WORK
+            access = Access.IN if node.id in GIVEN_ROWS else Access.WORK
             tensors.append(TensorArg(name=node.id, elem=Elem.F32, rank=3, access=access))
     for out, _ in t.owned.sums():
         tensors.append(TensorArg(name=out.x, elem=t.elem, rank=4, access=Access.OUT))
