@@ -145,11 +145,11 @@ def stages(
     for owned in parts.owned:
         for out, node in owned.shed():
             # columns of padding too: they are added to without a condition
-            width = const(padded(signature.head_dim_qk if node.axes[3] is Axis.D else signature.head_dim_v))
-            shape = (*(var(n, DType.I32) for n in ROW_SIZES), width)
+            width = signature.head_dim_qk if node.axes[3] is Axis.D else signature.head_dim_v
+            shape = (*(var(n, DType.I32) for n in ROW_SIZES), const(padded(width)))
             spaces.append(Workspace(name=node.id, elem=Elem.F32, shape=shape, zero=True))
             elem = Elem.BF16 if signature.dtype.value == "bf16" else Elem.F16
-            plan = dataclasses.replace(plan, kernels=(*plan.kernels, cast_kernel(owned.graph, out, node, elem)))
+            plan = dataclasses.replace(plan, kernels=(*plan.kernels, cast_kernel(owned.graph, out, node, elem, width)))
     plan = dataclasses.replace(plan, workspaces=tuple(spaces))
     yield BackwardStage("module", plan)
 

@@ -138,8 +138,7 @@ def run(
         else:
             made[out.x] = empty_like_rows(tensors[out.x[1:]], tensors[out.x[1:]].size(3))
     tensors = {n: t.contiguous() if n == "lse" else t for n, t in tensors.items()}  # ours: contiguous already
-    scalars = {**scalars_of(q, k, scale), "head_dim": q.size(3), "elements": q.numel()}  # of a kernel that casts
-    launch_module(kernel, {**tensors, **captures, **made, **sums}, scalars, mode, seed)
+    launch_module(kernel, {**tensors, **captures, **made, **sums}, scalars_of(q, k, scale), mode, seed)
     result = {name[1:]: t for name, t in made.items()}
     for out in kernel.graph.of(Output):
         assert isinstance(out, Output)

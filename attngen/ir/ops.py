@@ -460,8 +460,8 @@ class CompactTiles(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class SumRows(Op):
-    """Sums over the `cols` elements j of a row, one warp a row (b, h, i): ELEM statements `x += value`, then ROW
-    statements of the sums; a target named like an output tensor is stored."""
+    """Elements j < `cols` of a row (b, h, i), one warp a row: ELEM statements, of which `x += value` are sums over the
+    row, then ROW statements of the sums; a target named like an output tensor is stored."""
 
     body: tuple[Stmt, ...]
     cols: int

@@ -9,7 +9,7 @@ from attngen.cprint import C_DTYPE, Printer
 from attngen.exprtext import show
 from attngen.ir import ops as o
 from attngen.ir.ops import Scope
-from attngen.ir.schedule import Elem
+from attngen.ir.schedule import Elem, TensorArg
 from attngen.lowering.context import RoleContext
 from attngen.render import Argument, call
 
@@ -52,28 +52,31 @@ def pointwise_lines(context: RoleContext, op: o.Pointwise) -> Iterator[str]:
             yield f"const {C_DTYPE[s.value.dtype]} {s.target} = {printer(s.value)};"
             continue
         t = tensors[s.target]
-        index = ["b", "h", "i", "j"][: t.rank]
-        at = " + ".join(f"(i64){x} * p.{t.name}_s{k}" if k < t.rank - 1 else x for k, x in enumerate(index))
-        arguments: dict[str, Argument] = {"dst": t.name, "at": at, "value": printer(s.value)}
-        if t.elem is Elem.F32:
-            text = call(context.target, "store_f32", arguments)
-        else:
-            text = call(context.target, "store_packed", {**arguments, "pack": f"pack_{t.elem.value}x2"})
+        text = _stored(context, t, printer(s.value))
         yield from (
             text if t.rank == 4 else call(context.target, "when", {"predicate": "j == 0", "body": text})
         )
 
 
+def _stored(context: RoleContext, t: TensorArg, value: str) -> list[str]:
+    """A value stored at the element (b, h, i, j) of a result, or at its row."""
+    index = ["b", "h", "i", "j"][: t.rank]
+    at = " + ".join(f"(i64){x} * p.{t.name}_s{k}" if k < t.rank - 1 else x for k, x in enumerate(index))
+    arguments: dict[str, Argument] = {"dst": t.name, "at": at, "value": value}
+    if t.elem is Elem.F32:
+        return call(context.target, "store_f32", arguments)
+    return call(context.target, "store_packed", {**arguments, "pack": f"pack_{t.elem.value}x2"})
+
+
 def sum_rows_call(context: RoleContext, op: o.SumRows) -> dict[str, Argument]:
     """Sums of a row over its elements, then statements of the row; a target that is a tensor is stored."""
-    tensors = {t.name for t in context.kernel.tensors}
+    tensors = {t.name: t for t in context.kernel.tensors}
     lines: dict[Scope, list[str]] = {Scope.ELEM: [], Scope.ROW: []}
     for s in op.body:
         printer = Printer(context.spell, context.elems, context.dense)
         text = [f"// {s.target} {'+=' if s.accumulate else '='} {show(s.value)}", *printer.temporaries(s.value)]
         if s.target in tensors:
-            at = f"(i64)b * p.{s.target}_s0 + (i64)h * p.{s.target}_s1 + i"
-            text += call(context.target, "store_f32", {"dst": s.target, "at": at, "value": printer(s.value)})
+            text += _stored(context, tensors[s.target], printer(s.value))
         elif s.accumulate:
             text.append(f"{s.target} += {printer(s.value)};")
         else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from attngen.errors import PassError
 from attngen.expr import SCALE, B, DType, Expr, H, I, J, load, loads, substitute, var, variables
 from attngen.ir.graph import Axis, Contract, Graph, Input, Map, Output, RowReduce
-from attngen.ir.ops import Pointwise, ReduceKind, Scope, Stmt, SumRows
+from attngen.ir.ops import ReduceKind, Scope, Stmt, SumRows
 from attngen.ir.schedule import (
     Access,
     Block,
@@ -70,7 +70,7 @@ def row_kernel(graph: Graph, name: str, elem: Elem, width: int, captures: tuple[
     )  # fmt: skip
 
 
-def cast_kernel(graph: Graph, out: Output, node: Contract, elem: Elem) -> Kernel:
+def cast_kernel(graph: Graph, out: Output, node: Contract, elem: Elem, width: int) -> Kernel:
     """What follows a sum that was added up in memory: its factor, and the type of the output."""
     sums = load(node.id, (B, H, I, J), DType.F32)
     final = graph[out.x]
@@ -79,13 +79,13 @@ def cast_kernel(graph: Graph, out: Output, node: Contract, elem: Elem) -> Kernel
         TensorArg(name=node.id, elem=Elem.F32, rank=4, access=Access.WORK),
         TensorArg(name=out.x, elem=elem, rank=4, access=Access.OUT),
     )
-    cast = Pointwise(id="C1", body=(Stmt(scope=Scope.ELEM, target=out.x, value=value),))
+    cast = SumRows(id="C1", body=(Stmt(scope=Scope.ELEM, target=out.x, value=value),), cols=width)
     names = sorted(variables(value) & {SCALE.name})
-    scalars = [ScalarArg(name=n, dtype=DType.I32) for n in ("batch", "heads", "seqlen_q", "head_dim")]
+    scalars = [ScalarArg(name=n, dtype=DType.I32) for n in ("batch", "heads", "seqlen_q")]
     return Kernel(
         name=f"attn_bwd_cast_{out.x}", threads=32 * WARPS, min_ctas=1,
-        work=Work(source=WorkSource.ELEMENTS, order=Order.ASCENDING, block_m=1), tensors=tensors,
+        work=Work(source=WorkSource.ROWS, order=Order.ASCENDING, block_m=1), tensors=tensors,
         scalars=(*scalars, *(ScalarArg(name=n, dtype=DType.F32) for n in names)),
-        roles=(Role(name="elements", first_warp=0, warps=WARPS, regs=255,
-                    item=Item(lets=(), body=(Block(name="elements", ops=(cast,)),))),),
+        roles=(Role(name="rows", first_warp=0, warps=WARPS, regs=255,
+                    item=Item(lets=(), body=(Block(name="rows", ops=(cast,)),))),),
     )  # fmt: skip
