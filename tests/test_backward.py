@@ -24,6 +24,7 @@ from attngen.ir.mutate import mutants
 from attngen.ir.schedule import Schedule, VerifiedSchedule
 from attngen.ir.verify import verify
 from attngen.lower import lower
+from attngen.prepare import prepare
 from attngen.reference import reference
 from attngen.signature import IoType, Signature, signature_of
 from attngen.spec import Attention
@@ -386,6 +387,18 @@ def test_compiled_models_have_the_same_gradients(device: str) -> None:
         with poisoned():
             got, want = (torch.autograd.grad(fn(*tensors), [*tensors, slopes]) for fn in (fast, loss))
         assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def test_opcheck() -> None:
+    slopes = torch.rand(2, requires_grad=True)
+    key, captures = prepare(Attention(mask=causal(), score=attngen.alibi(slopes)), None)
+    q, k, v = (t.requires_grad_() for t in qkv(hkv=2, sq=40, sk=40, d=16))
+    forward = torch.library.opcheck(torch.ops.attngen.forward.default, (q, k, v, captures, key, 0.25))
+    given = [t.detach() for t in (q, k, v, *torch.ops.attngen.forward(q, k, v, captures, key, 0.25))]
+    needed = [True, True, False, True]
+    arguments = (*given, randn(1, 2, 40, 16), None, [t.detach() for t in captures], needed, key, 0.25)
+    backward = torch.library.opcheck(torch.ops.attngen.backward.default, arguments)
+    assert set(forward.values()) | set(backward.values()) == {"SUCCESS"}
 
 
 @pytest.mark.gpu

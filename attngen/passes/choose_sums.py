@@ -60,7 +60,7 @@ def divides(config: Config, owned: Owned, signature: Signature) -> bool:
 
 def candidates_sums(owned: Owned, variant: Variant, signature: Signature, target: Target) -> tuple[Config, ...]:
     """Legal configurations, best first; none where the accumulators alone are too many."""
-    limit = STEADY - (ACCUMULATORS - budget(variant))
+    score = ACCUMULATORS - budget(variant)
     ranked: list[tuple[tuple[int, ...], Config]] = []
     for warp_rows in (32, 16):
         for block_n in (64, 48, 32, 16):
@@ -74,6 +74,8 @@ def candidates_sums(owned: Owned, variant: Variant, signature: Signature, target
                         continue
                     if ctas * config.threads * target.max_regs > target.regs_per_sm:
                         continue
+                    # 32 rows halve what is read from shared memory: worth a compile that may be refused
+                    limit = STEADY + (8 if owned.shed() and warp_rows == 32 else 0) - score
                     over, busy = max(0, used - limit), ctas * warps
                     # what a CTA sheds is the less the more rows it owns
                     rows = -min(config.block_m, 128) if owned.shed() else 0
