@@ -80,7 +80,7 @@ def _inout() -> Ref:
 @dataclass(frozen=True, kw_only=True)
 class CpAsync(Op):
     """16-byte cp.async of a tile's rows [row, row + buffer rows) of tensor `src`; rows outside [first, limit) are
-    zero-filled (first None: 0)."""
+    zero-filled (first None: 0). head: which head, where it changes inside an item (None: the item's)."""
 
     dst: Ref = _out()
     src: str
@@ -88,6 +88,7 @@ class CpAsync(Op):
     row: Expr
     limit: Expr
     first: Expr | None = None
+    head: Expr | None = None
     unit = Unit.COPY
 
 
@@ -101,6 +102,7 @@ class CopyTile(Op):
     row: Expr
     limit: Expr
     first: Expr | None = None
+    head: Expr | None = None
     unit = Unit.SHARED
 
 
@@ -263,7 +265,10 @@ class Ldmatrix(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class MmaSync(Op):
-    """d (+)= a . b with mma.sync; a: opA fragment or shared tile, b: shared tile (`.T`: its rows are columns of d)."""
+    """d (+)= a . b with mma.sync; a: opA fragment or shared tile, b: shared tile (`.T`: its rows are columns of d).
+
+    A warp has the rows of d that it has of all values. With a shared tile `a.T` it has 16 rows of d for each 16 columns
+    of the tile, and where there are more warps than that, a block of the columns."""
 
     d: Ref = _inout()
     a: Ref = _in()
@@ -321,12 +326,12 @@ class Map(Op):
         return next((r for r in (self.over, *self.copies) if r.name == name), Ref(name=name))
 
     def reads(self) -> tuple[Ref, ...]:
-        names = {n: None for s in self.body for e in walk(s.value) if e.op is ExprOp.VAR for n in (e.name,)}
-        names.update({s.target: None for s in self.body if s.accumulate})
+        names = {n: None for s in self.body for e in walk(*s.exprs) if e.op is ExprOp.VAR for n in (e.name,)}
+        names.update({s.target: None for s in self.body if s.accumulate and not s.index})
         return tuple(self._ref(n) for n in names)
 
     def writes(self) -> tuple[Ref, ...]:
-        return tuple(self._ref(n) for n in {s.target: None for s in self.body})
+        return tuple(self._ref(n) for n in {s.target: None for s in self.body if not s.index})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -364,7 +369,7 @@ class Fill(Op):
 @dataclass(frozen=True, kw_only=True)
 class StFrag(Op):
     """Fragment, or a block of its columns as wide as the tile (`rO[:1]`), to a shared tile (stmatrix where the target
-    has it); transposed: the tile holds its transpose."""
+    has it); transposed: the tile holds its transpose. A packed opA fragment is stored as it is."""
 
     dst: Ref = _out()
     src: Ref = _in()
@@ -413,7 +418,8 @@ class StRows(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class RedAdd(Op):
-    """Fragment added to a global fp32 tensor with red.add."""
+    """Fragment added to a global fp32 tensor with red.add; its rows and columns lie as those of a product with a
+    shared tile `a.T` (see mma_sync). head: which head, where it changes inside an item."""
 
     dst: str
     src: Ref = _in()
@@ -421,6 +427,7 @@ class RedAdd(Op):
     row: Expr
     limit: Expr
     mode: Assign
+    head: Expr | None = None
     unit = Unit.GLOBAL
 
 
@@ -431,13 +438,15 @@ class RedAdd(Op):
 class ScanTiles(Op):
     """Classifies the key tiles [lo, hi) of one row tile by evaluating `visible`, the last statement, on every element
     (warps take tiles in turn, lanes columns), and writes the class of tile n to `dst[.., n]`: 0 empty, 1 masked, 2 full
-    (every key < seqlen_k, every row sees it)."""
+    (every key < seqlen_k, every row sees it). keys: the rows are keys and the tiles are of queries; a tile of keys that
+    reaches beyond the last one has no full tile."""
 
     dst: str
     body: tuple[Stmt, ...]
     lo: Expr
     hi: Expr
     block_n: int
+    keys: bool = False
     unit = Unit.GLOBAL
 
 
@@ -449,6 +458,17 @@ class CompactTiles(Op):
     src: str
     lo: Expr
     hi: Expr
+    keys: bool = False
+    unit = Unit.GLOBAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumRows(Op):
+    """Elements j < `cols` of a row (b, h, i), one warp a row: ELEM statements, of which `x += value` are sums over the
+    row, then ROW statements of the sums; a target named like an output tensor is stored."""
+
+    body: tuple[Stmt, ...]
+    cols: int
     unit = Unit.GLOBAL
 
 

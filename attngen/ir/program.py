@@ -48,7 +48,8 @@ def _ref(*access: str) -> Ref:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadTile(Op):
-    """Rows [row, row + tile rows) of a tensor; rows outside [first, limit) read as zeros (first None: 0)."""
+    """Rows [row, row + tile rows) of a tensor; rows outside [first, limit) read as zeros (first None: 0). head: which
+    head, where it changes inside an item (None: the item's)."""
 
     dst: Ref = _ref("writes")
     src: str
@@ -56,6 +57,7 @@ class LoadTile(Op):
     row: Expr
     limit: Expr
     first: Expr | None = None
+    head: Expr | None = None
     unit = Unit.COPY
 
 
@@ -71,6 +73,27 @@ class ContractTile(Op):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StageTile(Op):
+    """A tile of registers to shared memory, for an operand that other warps read."""
+
+    dst: Ref = _ref("writes")
+    src: Ref = _ref("reads")
+    unit = Unit.SHARED
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddTile(Op):
+    """A tile added to rows [row, limit) of a tensor of f32 in global memory, in no order among CTAs."""
+
+    dst: str
+    src: Ref = _ref("reads")
+    heads: Heads
+    row: Expr
+    limit: Expr
+    unit = Unit.GLOBAL
+
+
+@dataclass(frozen=True, kw_only=True)
 class StoreTile(Op):
     """A tile to the output, its rows multiplied by the row value `scaled` on the way; rows >= limit are not written."""
 
@@ -79,6 +102,7 @@ class StoreTile(Op):
     scaled: str
     row: Expr
     limit: Expr
+    heads: Heads = Heads.Q
     unit = Unit.GLOBAL
 
 
@@ -92,12 +116,16 @@ class StoreVector(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class TileLoop:
-    """The loop over key tiles: `count` tiles, tile t is key tile `tile`; classes[i] up to counter ends[i]."""
+    """The loop over key tiles: `count` tiles, tile t is key tile `tile`; classes[i] up to counter ends[i]. place: where
+    a step is other than at a key tile of the item's head (query tiles, heads of a group), as statements of t; lets:
+    scalars of a step beside it."""
 
     classes: tuple[str, ...]
     ends: tuple[Expr, ...]
     tile: Expr
     body: tuple[Step, ...]
+    place: tuple[Stmt, ...] = ()
+    lets: tuple[Stmt, ...] = ()
 
     @property
     def count(self) -> Expr:
@@ -146,7 +174,9 @@ class Program:
             lines.append("  first tile")
         for step in self.first:
             lines += op_lines(step, 2)
-        lines.append(f"  for t: n = {show(self.loop.tile)}   ({classes})")
+        place = "; ".join(f"{s.target} = {show(s.value)}" for s in self.loop.place) or f"n = {show(self.loop.tile)}"
+        lines.append(f"  for t: {place}   ({classes})")
+        lines += [f"    let {s.target} = {show(s.value)}" for s in self.loop.lets]
         for step in self.loop.body:
             lines += op_lines(step, 2)
         for op in self.epilogue:

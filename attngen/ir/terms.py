@@ -68,9 +68,15 @@ class Ref:
 class Stmt:
     """`target = value` in a scope; `accumulate`: target += value (a row value summed over the elements of the row).
 
-    The target is a value of the role (an element of it, in scope ELEM) or, where no value has the name, a local."""
+    The target is a value of the role (an element of it, in scope ELEM) or, where no value has the name, a local. With
+    an `index` it is an element of a tensor of f32 in global memory, and value is added to it."""
 
     scope: Scope
     target: str
     value: Expr
     accumulate: bool = False
+    index: tuple[Expr, ...] = ()
+
+    @property
+    def exprs(self) -> tuple[Expr, ...]:
+        return (self.value, *self.index)
