@@ -8,8 +8,10 @@ import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass
+from enum import Enum
 
 from attngen import __version__
+from attngen.config import AnyConfig
 from attngen.gradient import BackwardKernel
 from attngen.ir.schedule import Kernel as ScheduledKernel
 from attngen.kernel import Kernel
@@ -76,10 +78,14 @@ def manifest(kernel: Kernel | BackwardKernel, name: str) -> Json:
 def _shape(kernel: Kernel | BackwardKernel) -> dict[str, Json]:
     """The tile shape; of a derivative, what is asked for and the tile shapes of its kernels."""
     if isinstance(kernel, Kernel):
-        return {"config": asdict(kernel.config)}
+        return {"config": _config(kernel.config)}
     wanted: list[Json] = [*sorted(kernel.asked.wanted)]
     asked: Json = {"wanted": wanted, "dlse": kernel.asked.dlse, "same_bits": kernel.asked.same_bits}
-    return {"asked": asked, "configs": {name: asdict(config) for name, config in kernel.levels.configs}}
+    return {"asked": asked, "configs": {name: _config(config) for name, config in kernel.levels.configs}}
+
+
+def _config(config: AnyConfig) -> dict[str, Json]:
+    return {name: x.value if isinstance(x, Enum) else x for name, x in asdict(config).items()}
 
 
 def _variant(variant: Variant) -> Json:

@@ -635,9 +635,11 @@ extern "C" __global__ void __launch_bounds__(256, 1) attn_bwd_keys(const __grid_
       const int r = 32 * pass;
       if (true && row0 + r < p.seqlen_k) {
         _Pragma("unroll") for (int group = 0; group < 2; ++group) {
-          u32 x0, x1, x2, x3;
-          ld_shared_v4(x0, x1, x2, x3, at + r * 256 + group * 8 * 16);
-          if (true) st_v4(to + group * 8 * 8, x0, x1, x2, x3);
+          if (true) {
+            u32 x0, x1, x2, x3;
+            ld_shared_v4(x0, x1, x2, x3, at + r * 256 + group * 8 * 16);
+            st_v4(to + group * 8 * 8, x0, x1, x2, x3);
+          }
         }
       }
       to += 32 * p.dv_s2;
@@ -652,9 +654,11 @@ extern "C" __global__ void __launch_bounds__(256, 1) attn_bwd_keys(const __grid_
       const int r = 32 * pass;
       if (true && row0 + r < p.seqlen_k) {
         _Pragma("unroll") for (int group = 0; group < 2; ++group) {
-          u32 x0, x1, x2, x3;
-          ld_shared_v4(x0, x1, x2, x3, at + r * 256 + group * 8 * 16);
-          if (true) st_v4(to + group * 8 * 8, x0, x1, x2, x3);
+          if (true) {
+            u32 x0, x1, x2, x3;
+            ld_shared_v4(x0, x1, x2, x3, at + r * 256 + group * 8 * 16);
+            st_v4(to + group * 8 * 8, x0, x1, x2, x3);
+          }
         }
       }
       to += 32 * p.dk_s2;
@@ -679,20 +683,22 @@ struct attn_bwd_cast_dq_params {
   int batch;
   int heads;
   int seqlen_q;
-  int head_dim;
   float scale;
 };
 static_assert(sizeof(attn_bwd_cast_dq_params) <= 4096, "parameters exceed what a launch can pass");
 extern "C" __global__ void __launch_bounds__(256, 1) attn_bwd_cast_dq(const __grid_constant__ attn_bwd_cast_dq_params p) {
   const int tid = thread_id(), warp = uniform(tid / 32), lane = tid % 32, quad = lane % 4;
   const u32 smem = smem_base();
-  const i64 element = (i64)cta_id() * 256 + tid;
-  if (element >= (i64)p.batch * p.heads * p.seqlen_q * p.head_dim) return;
-  const int j = (int)(element % p.head_dim), i = (int)(element / p.head_dim % p.seqlen_q);
-  const int h = (int)(element / p.head_dim / p.seqlen_q % p.heads), b = (int)(element / p.head_dim / p.seqlen_q / p.heads);
-  // C1 pointwise
+  const i64 row = (i64)cta_id() * 8 + warp;
+  if (row >= (i64)p.batch * p.heads * p.seqlen_q) return;
+  const int i = (int)(row % p.seqlen_q), h = (int)(row / p.seqlen_q % p.heads), b = (int)(row / p.seqlen_q / p.heads);
+  // C1 sum_rows cols=128
   {
-    // dq = scale * dq_sum[b, h, i, j]
-    st_u16(p.dq + (i64)b * p.dq_s0 + (i64)h * p.dq_s1 + (i64)i * p.dq_s2 + j, pack_bf16x2((p.scale * ld_f32(p.dq_sum + (i64)b * p.dq_sum_s0 + (i64)h * p.dq_sum_s1 + (i64)i * p.dq_sum_s2 + j)), 0.0f));
+    _Pragma("unroll 4") for (int j = lane; j < 128; j += 32) {
+      // dq = scale * dq_sum[b, h, i, j]
+      st_u16(p.dq + (i64)b * p.dq_s0 + (i64)h * p.dq_s1 + (i64)i * p.dq_s2 + j, pack_bf16x2((p.scale * ld_f32(p.dq_sum + (i64)b * p.dq_sum_s0 + (i64)h * p.dq_sum_s1 + (i64)i * p.dq_sum_s2 + j)), 0.0f));
+    }
+    if (lane == 0) {
+    }
   }
 }

@@ -292,8 +292,9 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
   const int end1 = (end0 + (p.group * full));
   const int seen_lo = ((p.seqlen_q + j_lo) - p.seqlen_k);
   const int u1 = (p.seqlen_k - p.seqlen_q);
-  const float u4 = f32_of_s32((p.seqlen_k - p.seqlen_q));
-  const int u7 = (p.seqlen_q - 1);
+  const float u3 = (p.scale * 0.09617966939259756f);
+  const float u5 = f32_of_s32((p.seqlen_k - p.seqlen_q));
+  const int u9 = (p.seqlen_q - 1);
   const int u_0 = ((0 < end0) ? 0 : (-end0));
   const int g_0 = s32_of_f32(((f32_of_s32(u_0) + 0.5f) * rcp_approx(f32_of_s32(((0 < end0) ? masked : full)))));
   const int c_0 = (u_0 - (g_0 * ((0 < end0) ? masked : full)));
@@ -389,7 +390,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
     const int c_next = (u_next - (g_next * (((t + 1) < end0) ? masked : full)));
     const int m_next = (((t + 1) < end0) ? (m_lo + ((c_next < before) ? c_next : (c_next + full))) : (full_lo + c_next));
     const int h_next = ((hkv * p.group) + g_next);
-    const float u3 = ld_f32(p.slopes + (i64)min_s32(h, (p.slopes_n0 - 1)) * p.slopes_s0);
+    const float u4 = ld_f32(p.slopes + (i64)min_s32(h, (p.slopes_n0 - 1)) * p.slopes_s0);
     // W0 cp_wait group=KVQdOut pending=0
     cp_async_wait<0>();
     // W0s cta_sync
@@ -473,10 +474,10 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
       {
         bool u0[2];
         int u2[2];
-        float u5[2];
         float u6[2];
-        float u9[2];
+        float u7[2];
         float u10[2];
+        float u11[2];
         float packed[2];
         float packed1[2];
         const int i0 = m * 64 + 2 * quad;
@@ -485,29 +486,29 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
         const float j0_f = f32_of_s32(j0);
         _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
           const float j_f = j0_f + (float)(8 * ri);
-          u6[ri] = j_f;
+          u7[ri] = j_f;
         }
         _Pragma("unroll") for (int ci = 0; ci < 8; ++ci) {
           _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
             const int i = i0 + 8 * ci + ei;
             const float i_f = i0_f + (float)(8 * ci + ei);
-            const int v0 = min_s32(i, u7);
+            const int v0 = min_s32(i, u9);
             const float v1 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + v0);
             u0[ei] = (i < p.seqlen_q);
             u2[ei] = (i + u1);
-            u5[ei] = (i_f + u4);
-            u9[ei] = ((v1 == -INF) ? 0.0f : v1);
-            u10[ei] = ld_f32(p.delta + (i64)b * p.delta_s0 + (i64)h * p.delta_s1 + v0);
+            u6[ei] = (i_f + u5);
+            u10[ei] = ((v1 == -INF) ? 0.0f : v1);
+            u11[ei] = ld_f32(p.delta + (i64)b * p.delta_s0 + (i64)h * p.delta_s1 + v0);
           }
           _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
               const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
               const int j = j0 + 8 * ri;
               const bool v0 = (u0[ei] && (j <= u2[ei]));
-              const float v1 = (1.0f - (2.0f * rcp_approx((1.0f + exp2_approx(((2.0f * ((p.scale * rS[at]) * 0.03333333333333333f)) * 1.4426950408889634f))))));
-              const float v2 = exp2_approx(((((30.0f * v1) - (u3 * abs_f32((u5[ei] - u6[ri])))) - u9[ei]) * 1.4426950408889634f));
+              const float v1 = (1.0f - (rcp_approx((1.0f + exp2_approx((rS[at] * u3)))) * 2.0f));
+              const float v2 = exp2_approx(((((30.0f * v1) - (u4 * abs_f32((u6[ei] - u7[ri])))) - u10[ei]) * 1.4426950408889634f));
               packed[ei] = (v0 ? v2 : 0.0f);
-              packed1[ei] = (v0 ? ((v2 * (rdP[at] - u10[ei])) * (1.0f - (v1 * v1))) : 0.0f);
+              packed1[ei] = (v0 ? ((v2 * (rdP[at] - u11[ei])) * (1.0f - (v1 * v1))) : 0.0f);
             }
             rP[ri / 2 * 16 + 2 * ci + ri % 2] = pack_bf16x2(packed[0], packed[1]);
             rdS[ri / 2 * 16 + 2 * ci + ri % 2] = pack_bf16x2(packed1[0], packed1[1]);
@@ -518,10 +519,10 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
     // S6 map only=full over=rS  # score softcap(30), alibi, causal, sink
     if (t >= end0) {
       {
-        float u11[2];
         float u12[2];
         float u13[2];
         float u14[2];
+        float u15[2];
         float packed[2];
         float packed1[2];
         const int i0 = m * 64 + 2 * quad;
@@ -530,25 +531,25 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
         const float j0_f = f32_of_s32(j0);
         _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
           const float j_f = j0_f + (float)(8 * ri);
-          u12[ri] = j_f;
+          u13[ri] = j_f;
         }
         _Pragma("unroll") for (int ci = 0; ci < 8; ++ci) {
           _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
             const int i = i0 + 8 * ci + ei;
             const float i_f = i0_f + (float)(8 * ci + ei);
-            const int v0 = min_s32(i, u7);
+            const int v0 = min_s32(i, u9);
             const float v1 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + v0);
-            u11[ei] = (i_f + u4);
-            u13[ei] = ((v1 == -INF) ? 0.0f : v1);
-            u14[ei] = ld_f32(p.delta + (i64)b * p.delta_s0 + (i64)h * p.delta_s1 + v0);
+            u12[ei] = (i_f + u5);
+            u14[ei] = ((v1 == -INF) ? 0.0f : v1);
+            u15[ei] = ld_f32(p.delta + (i64)b * p.delta_s0 + (i64)h * p.delta_s1 + v0);
           }
           _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
               const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
-              const float v0 = (1.0f - (2.0f * rcp_approx((1.0f + exp2_approx(((2.0f * ((p.scale * rS[at]) * 0.03333333333333333f)) * 1.4426950408889634f))))));
-              const float v1 = exp2_approx(((((30.0f * v0) - (u3 * abs_f32((u11[ei] - u12[ri])))) - u13[ei]) * 1.4426950408889634f));
+              const float v0 = (1.0f - (rcp_approx((1.0f + exp2_approx((rS[at] * u3)))) * 2.0f));
+              const float v1 = exp2_approx(((((30.0f * v0) - (u4 * abs_f32((u12[ei] - u13[ri])))) - u14[ei]) * 1.4426950408889634f));
               packed[ei] = v1;
-              packed1[ei] = ((v1 * (rdP[at] - u14[ei])) * (1.0f - (v0 * v0)));
+              packed1[ei] = ((v1 * (rdP[at] - u15[ei])) * (1.0f - (v0 * v0)));
             }
             rP[ri / 2 * 16 + 2 * ci + ri % 2] = pack_bf16x2(packed[0], packed[1]);
             rdS[ri / 2 * 16 + 2 * ci + ri % 2] = pack_bf16x2(packed1[0], packed1[1]);
@@ -627,9 +628,11 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
       const int r = 16 * pass;
       if (true && row0 + r < p.seqlen_k) {
         _Pragma("unroll") for (int group = 0; group < 1; ++group) {
-          u32 x0, x1, x2, x3;
-          ld_shared_v4(x0, x1, x2, x3, at + r * 128 + group * 8 * 16);
-          if (true) st_v4(to + group * 8 * 8, x0, x1, x2, x3);
+          if (true) {
+            u32 x0, x1, x2, x3;
+            ld_shared_v4(x0, x1, x2, x3, at + r * 128 + group * 8 * 16);
+            st_v4(to + group * 8 * 8, x0, x1, x2, x3);
+          }
         }
       }
       to += 16 * p.dv_s2;
@@ -644,9 +647,11 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
       const int r = 16 * pass;
       if (true && row0 + r < p.seqlen_k) {
         _Pragma("unroll") for (int group = 0; group < 1; ++group) {
-          u32 x0, x1, x2, x3;
-          ld_shared_v4(x0, x1, x2, x3, at + r * 128 + group * 8 * 16);
-          if (true) st_v4(to + group * 8 * 8, x0, x1, x2, x3);
+          if (true) {
+            u32 x0, x1, x2, x3;
+            ld_shared_v4(x0, x1, x2, x3, at + r * 128 + group * 8 * 16);
+            st_v4(to + group * 8 * 8, x0, x1, x2, x3);
+          }
         }
       }
       to += 16 * p.dk_s2;
@@ -724,17 +729,18 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_queries(const __gr
   const int end1 = (n_hi - n_lo);
   const int seen_hi = min_s32((((i_hi + p.seqlen_k) - p.seqlen_q) + 1), p.seqlen_k);
   const int u1 = (p.seqlen_k - p.seqlen_q);
-  const float u3 = ld_f32(p.slopes + (i64)min_s32(h, (p.slopes_n0 - 1)) * p.slopes_s0);
-  const float u4 = f32_of_s32((p.seqlen_k - p.seqlen_q));
-  const int u9 = (p.seqlen_q - 1);
+  const float u3 = (p.scale * 0.09617966939259756f);
+  const float u4 = ld_f32(p.slopes + (i64)min_s32(h, (p.slopes_n0 - 1)) * p.slopes_s0);
+  const float u5 = f32_of_s32((p.seqlen_k - p.seqlen_q));
+  const int u10 = (p.seqlen_q - 1);
   const int n_0 = (n_hi - 1);
   float rS[48];
   float rdP[48];
   u32 rdS[24];
   float d_slopes[4];
   float rdQ_sum[64];
-  float u7[4];
-  float u10[4];
+  float u9[4];
+  float u11[4];
   float factor[4];
   // P1 cp_async dst=sQ src=q heads=q row={m * 128} limit={seqlen_q}
   {
@@ -807,10 +813,10 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_queries(const __gr
     const int i0 = m * 128 + warp * 32 + lane / 4;
     _Pragma("unroll") for (int ri = 0; ri < 4; ++ri) {
       const int i = i0 + 8 * ri;
-      const int v0 = min_s32(i, u9);
+      const int v0 = min_s32(i, u10);
       const float v1 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + v0);
-      u7[ri] = ((v1 == -INF) ? 0.0f : v1);
-      u10[ri] = ld_f32(p.delta + (i64)b * p.delta_s0 + (i64)h * p.delta_s1 + v0);
+      u9[ri] = ((v1 == -INF) ? 0.0f : v1);
+      u11[ri] = ld_f32(p.delta + (i64)b * p.delta_s0 + (i64)h * p.delta_s1 + v0);
     }
   }
   // P6 fill dst=rdQ_sum value={0.0}
@@ -905,8 +911,8 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_queries(const __gr
       {
         bool u0[2];
         int u2[4];
-        float u5[4];
-        float u6[2];
+        float u6[4];
+        float u7[2];
         float packed[2];
         const int i0 = m * 128 + warp * 32 + lane / 4;
         const float i0_f = f32_of_s32(i0);
@@ -916,23 +922,23 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_queries(const __gr
           const int i = i0 + 8 * ri;
           const float i_f = i0_f + (float)(8 * ri);
           u2[ri] = (i + u1);
-          u5[ri] = (i_f + u4);
+          u6[ri] = (i_f + u5);
         }
         _Pragma("unroll") for (int ci = 0; ci < 6; ++ci) {
           _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
             const int j = j0 + 8 * ci + ei;
             const float j_f = j0_f + (float)(8 * ci + ei);
             u0[ei] = (j < p.seqlen_k);
-            u6[ei] = j_f;
+            u7[ei] = j_f;
           }
           _Pragma("unroll") for (int ri = 0; ri < 4; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
               const int at = (ri / 2 * 6 + ci) * 4 + ri % 2 * 2 + ei;
               const int j = j0 + 8 * ci + ei;
               const bool v0 = (u0[ei] && (j <= u2[ri]));
-              const float v1 = (1.0f - (2.0f * rcp_approx((1.0f + exp2_approx(((2.0f * ((p.scale * rS[at]) * 0.03333333333333333f)) * 1.4426950408889634f))))));
-              const float v2 = abs_f32((u5[ri] - u6[ei]));
-              const float v3 = (exp2_approx(((((30.0f * v1) - (u3 * v2)) - u7[ri]) * 1.4426950408889634f)) * (rdP[at] - u10[ri]));
+              const float v1 = (1.0f - (rcp_approx((1.0f + exp2_approx((rS[at] * u3)))) * 2.0f));
+              const float v2 = abs_f32((u6[ri] - u7[ei]));
+              const float v3 = (exp2_approx(((((30.0f * v1) - (u4 * v2)) - u9[ri]) * 1.4426950408889634f)) * (rdP[at] - u11[ri]));
               packed[ei] = (v0 ? (v3 * (1.0f - (v1 * v1))) : 0.0f);
               d_slopes[ri] += (v0 ? (v3 * (-1.0f * v2)) : 0.0f);
             }
@@ -944,8 +950,8 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_queries(const __gr
     // S6 map only=full over=rS  # score softcap(30), alibi, causal, sink
     if (t >= end0) {
       {
-        float u11[4];
-        float u12[2];
+        float u12[4];
+        float u13[2];
         float packed[2];
         const int i0 = m * 128 + warp * 32 + lane / 4;
         const float i0_f = f32_of_s32(i0);
@@ -953,19 +959,19 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_queries(const __gr
         const float j0_f = f32_of_s32(j0);
         _Pragma("unroll") for (int ri = 0; ri < 4; ++ri) {
           const float i_f = i0_f + (float)(8 * ri);
-          u11[ri] = (i_f + u4);
+          u12[ri] = (i_f + u5);
         }
         _Pragma("unroll") for (int ci = 0; ci < 6; ++ci) {
           _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
             const float j_f = j0_f + (float)(8 * ci + ei);
-            u12[ei] = j_f;
+            u13[ei] = j_f;
           }
           _Pragma("unroll") for (int ri = 0; ri < 4; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
               const int at = (ri / 2 * 6 + ci) * 4 + ri % 2 * 2 + ei;
-              const float v0 = (1.0f - (2.0f * rcp_approx((1.0f + exp2_approx(((2.0f * ((p.scale * rS[at]) * 0.03333333333333333f)) * 1.4426950408889634f))))));
-              const float v1 = abs_f32((u11[ri] - u12[ei]));
-              const float v2 = (exp2_approx(((((30.0f * v0) - (u3 * v1)) - u7[ri]) * 1.4426950408889634f)) * (rdP[at] - u10[ri]));
+              const float v0 = (1.0f - (rcp_approx((1.0f + exp2_approx((rS[at] * u3)))) * 2.0f));
+              const float v1 = abs_f32((u12[ri] - u13[ei]));
+              const float v2 = (exp2_approx(((((30.0f * v0) - (u4 * v1)) - u9[ri]) * 1.4426950408889634f)) * (rdP[at] - u11[ri]));
               packed[ei] = (v2 * (1.0f - (v0 * v0)));
               d_slopes[ri] += (v2 * (-1.0f * v1));
             }
@@ -1031,9 +1037,11 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_queries(const __gr
       const int r = 16 * pass;
       if (true && row0 + r < p.seqlen_q) {
         _Pragma("unroll") for (int group = 0; group < 1; ++group) {
-          u32 x0, x1, x2, x3;
-          ld_shared_v4(x0, x1, x2, x3, at + r * 128 + group * 8 * 16);
-          if (true) st_v4(to + group * 8 * 8, x0, x1, x2, x3);
+          if (true) {
+            u32 x0, x1, x2, x3;
+            ld_shared_v4(x0, x1, x2, x3, at + r * 128 + group * 8 * 16);
+            st_v4(to + group * 8 * 8, x0, x1, x2, x3);
+          }
         }
       }
       to += 16 * p.dq_s2;

@@ -4,13 +4,14 @@ stores over tiles, a loop over the visited key tiles, and values with a space ea
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from attngen.config import AnyConfig
 from attngen.expr import Expr
 from attngen.ir.ops import Heads, Op, Ref, Stmt, Unit
 from attngen.ir.schedule import Access, Elem, Fact, Guard, ScalarArg, Step, TensorArg, Workspace
+from attngen.ir.terms import read, updated, written
 from attngen.layout import Fragment, SmemLayout
 
 
@@ -42,16 +43,12 @@ class TileValue:
         return f"{self.name} {self.elem.value}{shape}{where}"
 
 
-def _ref(*access: str) -> Ref:
-    return field(metadata={"access": access})  # type: ignore[no-any-return]
-
-
 @dataclass(frozen=True, kw_only=True)
 class LoadTile(Op):
     """Rows [row, row + tile rows) of a tensor; rows outside [first, limit) read as zeros (first None: 0). head: which
     head, where it changes inside an item (None: the item's)."""
 
-    dst: Ref = _ref("writes")
+    dst: Ref = written()
     src: str
     heads: Heads
     row: Expr
@@ -65,9 +62,9 @@ class LoadTile(Op):
 class ContractTile(Op):
     """d (+)= a . b; b transposed when its rows are the columns of d."""
 
-    d: Ref = _ref("reads", "writes")
-    a: Ref = _ref("reads")
-    b: Ref = _ref("reads")
+    d: Ref = updated()
+    a: Ref = read()
+    b: Ref = read()
     zero: bool = False
     unit = Unit.TENSOR
 
@@ -76,8 +73,8 @@ class ContractTile(Op):
 class StageTile(Op):
     """A tile of registers to shared memory, for an operand that other warps read."""
 
-    dst: Ref = _ref("writes")
-    src: Ref = _ref("reads")
+    dst: Ref = written()
+    src: Ref = read()
     unit = Unit.SHARED
 
 
@@ -86,7 +83,7 @@ class AddTile(Op):
     """A tile added to rows [row, limit) of a tensor of f32 in global memory, in no order among CTAs."""
 
     dst: str
-    src: Ref = _ref("reads")
+    src: Ref = read()
     heads: Heads
     row: Expr
     limit: Expr
@@ -98,7 +95,7 @@ class StoreTile(Op):
     """A tile to the output, its rows multiplied by the row value `scaled` on the way; rows >= limit are not written."""
 
     dst: str
-    src: Ref = _ref("reads")
+    src: Ref = read()
     scaled: str
     row: Expr
     limit: Expr
@@ -109,7 +106,7 @@ class StoreTile(Op):
 @dataclass(frozen=True, kw_only=True)
 class StoreVector(Op):
     dst: str
-    src: Ref = _ref("reads")
+    src: Ref = read()
     limit: Expr
     unit = Unit.GLOBAL
 

@@ -1,8 +1,9 @@
-"""The words that ops are made of: units, scopes, references to buffers and values, statements."""
+"""The words that ops are made of: units, scopes, references to buffers and values, statements, and their base."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
 from enum import Enum
 
 from attngen.expr import Expr
@@ -80,3 +81,43 @@ class Stmt:
     @property
     def exprs(self) -> tuple[Expr, ...]:
         return (self.value, *self.index)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Op:
+    """Base of all ops. `only`: the tile class in whose ranges the op exists; `when`: a warp-uniform predicate;
+    `note`: for a reader, printed at the end of the line (user code carries its file and line here)."""
+
+    id: str
+    only: str = ""
+    when: Expr | None = None
+    note: str = ""
+
+    unit = Unit.ALU
+
+    def reads(self) -> tuple[Ref, ...]:
+        return tuple(self._refs("reads"))
+
+    def writes(self) -> tuple[Ref, ...]:
+        return tuple(self._refs("writes"))
+
+    def _refs(self, role: str) -> Iterator[Ref]:
+        for f in fields(self):
+            if role in f.metadata.get("access", ()):
+                value = getattr(self, f.name)
+                yield from (value if isinstance(value, tuple) else (value,))
+
+
+def read() -> Ref:
+    """A field for a reference that an op reads."""
+    return field(metadata={"access": ("reads",)})  # type: ignore[no-any-return]
+
+
+def written() -> Ref:
+    """One that it writes."""
+    return field(metadata={"access": ("writes",)})  # type: ignore[no-any-return]
+
+
+def updated() -> Ref:
+    """One that it reads and writes."""
+    return field(metadata={"access": ("reads", "writes")})  # type: ignore[no-any-return]
