@@ -584,16 +584,19 @@ extern "C" __global__ void __launch_bounds__(256, 1) attn_bwd_keys(const __grid_
     }
     // S11 red_add dst=dq_sum src=rdQ_sum heads=q row={m * 32} limit={seqlen_q} mode=reduce_add
     {
-      const int i0 = (m * 32) + warp % 2 * 16 + lane / 4;
-      float* to = p.dq_sum + (i64)b * p.dq_sum_s0 + (i64)h * p.dq_sum_s1 + i0 * p.dq_sum_s2 + warp / 2 * 32 + 2 * quad;
+      const u32 at_lane = opaque_u32(lane);
+      const i64 stride = opaque_s64(p.dq_sum_s2);
+      const bool upper = at_lane < 16;
+      const int i0 = (m * 32) + warp % 2 * 16 + (int)(at_lane / 4 % 4);
+      float* to = p.dq_sum + (i64)b * p.dq_sum_s0 + (i64)h * p.dq_sum_s1 + i0 * stride + warp / 2 * 32 + at_lane % 4 * 2 + at_lane / 16;
       _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
-        if (i0 + 8 * ri < p.seqlen_q) {
-          _Pragma("unroll") for (int ci = 0; ci < 4; ++ci) {
-            red_add_f32(to + 8 * ci, rdQ_sum[(ri / 2 * 4 + ci) * 4 + ri % 2 * 2]);
-            red_add_f32(to + 8 * ci + 1, rdQ_sum[(ri / 2 * 4 + ci) * 4 + ri % 2 * 2 + 1]);
-          }
+        _Pragma("unroll") for (int ci = 0; ci < 4; ++ci) {
+          const int at = (ri / 2 * 4 + ci) * 4 + ri % 2 * 2;
+          const float other = shfl_xor_f32(upper ? rdQ_sum[at + 1] : rdQ_sum[at], 16);
+          if (i0 + 8 * ri < p.seqlen_q) red_add_f32(to + 8 * ci, upper ? rdQ_sum[at] : other);
+          if (i0 + 8 * ri + 4 < p.seqlen_q) red_add_f32(to + 4 * stride + 8 * ci, upper ? other : rdQ_sum[at + 1]);
         }
-        to += 8 * p.dq_sum_s2;
+        to += 8 * stride;
       }
     }
     ++t;
@@ -679,20 +682,22 @@ struct attn_bwd_cast_dq_params {
   int batch;
   int heads;
   int seqlen_q;
-  int head_dim;
   float scale;
 };
 static_assert(sizeof(attn_bwd_cast_dq_params) <= 4096, "parameters exceed what a launch can pass");
 extern "C" __global__ void __launch_bounds__(256, 1) attn_bwd_cast_dq(const __grid_constant__ attn_bwd_cast_dq_params p) {
   const int tid = thread_id(), warp = uniform(tid / 32), lane = tid % 32, quad = lane % 4;
   const u32 smem = smem_base();
-  const i64 element = (i64)cta_id() * 256 + tid;
-  if (element >= (i64)p.batch * p.heads * p.seqlen_q * p.head_dim) return;
-  const int j = (int)(element % p.head_dim), i = (int)(element / p.head_dim % p.seqlen_q);
-  const int h = (int)(element / p.head_dim / p.seqlen_q % p.heads), b = (int)(element / p.head_dim / p.seqlen_q / p.heads);
-  // C1 pointwise
+  const i64 row = (i64)cta_id() * 8 + warp;
+  if (row >= (i64)p.batch * p.heads * p.seqlen_q) return;
+  const int i = (int)(row % p.seqlen_q), h = (int)(row / p.seqlen_q % p.heads), b = (int)(row / p.seqlen_q / p.heads);
+  // C1 sum_rows cols=128
   {
-    // dq = scale * dq_sum[b, h, i, j]
-    st_u16(p.dq + (i64)b * p.dq_s0 + (i64)h * p.dq_s1 + (i64)i * p.dq_s2 + j, pack_bf16x2((p.scale * ld_f32(p.dq_sum + (i64)b * p.dq_sum_s0 + (i64)h * p.dq_sum_s1 + (i64)i * p.dq_sum_s2 + j)), 0.0f));
+    _Pragma("unroll 4") for (int j = lane; j < 128; j += 32) {
+      // dq = scale * dq_sum[b, h, i, j]
+      st_u16(p.dq + (i64)b * p.dq_s0 + (i64)h * p.dq_s1 + (i64)i * p.dq_s2 + j, pack_bf16x2((p.scale * ld_f32(p.dq_sum + (i64)b * p.dq_sum_s0 + (i64)h * p.dq_sum_s1 + (i64)i * p.dq_sum_s2 + j)), 0.0f));
+    }
+    if (lane == 0) {
+    }
   }
 }
