@@ -16,7 +16,6 @@ from attngen.ir.verify import verify
 from attngen.layout import Swizzle
 from attngen.passes import hopper
 from attngen.passes.allocate import allocate
-from attngen.passes.approximate import approximate
 from attngen.passes.choose import candidates, facts
 from attngen.passes.expand import expand
 from attngen.passes.place import place
@@ -68,16 +67,13 @@ class Levels:
         return self.verified.schedule
 
 
-def graph_levels(variant: Variant, signature: Signature) -> Iterator[Stage]:
+def graph_levels(variant: Variant) -> Iterator[Stage]:
     """The passes on the graph: the same for every configuration."""
     graph = textbook(variant)
     yield Stage("textbook", graph)
     # before simplify, which converts parts of an index sum one by one
     graph = signs(graph)
     yield Stage("signs", graph)
-    # before simplify, which writes tanh with exp2
-    graph = approximate(graph, signature.dtype)
-    yield Stage("approximate", graph)
     # early, so that later passes see exp2 and constants, not the user's spelling
     graph = simplify(graph)
     yield Stage("simplify", graph)
@@ -92,7 +88,7 @@ def tile_levels(
     variant: Variant, signature: Signature, config: AnyConfig, above: tuple[Stage, ...] | None = None
 ) -> Iterator[Stage]:
     """The passes above the schedule. `above`: those on the graph, where they are done already."""
-    above = above or tuple(graph_levels(variant, signature))
+    above = above or tuple(graph_levels(variant))
     yield from above
     graph = above[-1].level
     assert isinstance(graph, Graph)
@@ -181,7 +177,7 @@ def _levels(variant: Variant, signature: Signature, target: Target, config: AnyC
 def _ranked(key: str, variant: Variant, signature: Signature, target: Target) -> tuple[AnyConfig, ...]:
     if not target.has(Feature.WGMMA):
         return candidates(variant, signature, target)
-    graph = tuple(graph_levels(variant, signature))
+    graph = tuple(graph_levels(variant))
     last = graph[-1].level
     assert isinstance(last, Graph)
     (fold,) = last.of(Fold)
