@@ -16,7 +16,6 @@ from attngen.ir.schedule import Access, Elem, Fact, Schedule, TensorArg, Verifie
 from attngen.ir.verify import verify
 from attngen.layout import Swizzle
 from attngen.passes.allocate import allocate
-from attngen.passes.approximate import approximate
 from attngen.passes.choose import padded
 from attngen.passes.choose_sums import candidates_sums, registers, smem
 from attngen.passes.differentiate import differentiate
@@ -31,7 +30,7 @@ from attngen.passes.textbook import SINK, textbook
 from attngen.passes.tile import _STORAGE
 from attngen.passes.tile_sums import KEY_KERNEL, tile_sums
 from attngen.passes.visit_table import add_key_table, add_visit_table
-from attngen.signature import IoType, Signature
+from attngen.signature import Signature
 from attngen.spec import Normalizer, Variant
 from attngen.target import Target
 
@@ -70,12 +69,11 @@ class BackwardLevels:
     verified: VerifiedSchedule
 
 
-def backward_graph(variant: Variant, dtype: IoType, asked: Asked) -> tuple[Graph, Graph]:
+def backward_graph(variant: Variant, asked: Asked) -> tuple[Graph, Graph]:
     """The derivative as derived, and in hardware operations."""
     seeds = ("out", "lse") if asked.dlse else ("out",)
     graph = differentiate(textbook(variant), asked.wanted, seeds)
-    # scores as the forward pass had them, or the weights of a row would not sum to 1 under its lse
-    return graph, simplify(approximate(graph, dtype))
+    return graph, simplify(graph)
 
 
 def parts_of(graph: Graph, variant: Variant, signature: Signature, target: Target, same_bits: bool) -> Parts:
@@ -103,7 +101,7 @@ def stages(
     variant: Variant, signature: Signature, target: Target, asked: Asked, configs: Sequence[Config]
 ) -> Iterator[BackwardStage]:
     """`configs`: a tile shape for each kernel that owns an axis."""
-    derived, graph = backward_graph(variant, signature.dtype, asked)
+    derived, graph = backward_graph(variant, asked)
     yield BackwardStage("differentiate", derived)
     # as in the forward pass: later passes see exp2 and constants
     yield BackwardStage("simplify", graph)
@@ -181,7 +179,7 @@ def choices(
     variant: Variant, signature: Signature, target: Target, asked: Asked
 ) -> tuple[tuple[str, tuple[Config, ...]], ...]:
     """Ranked tile shapes of each kernel that owns an axis, by name."""
-    parts = parts_of(backward_graph(variant, signature.dtype, asked)[1], variant, signature, target, asked.same_bits)
+    parts = parts_of(backward_graph(variant, asked)[1], variant, signature, target, asked.same_bits)
     ranked = tuple((name, candidates_sums(o, variant, signature, target)) for name, o in named(parts))
     for name, found in ranked:
         if not found:

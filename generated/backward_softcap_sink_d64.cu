@@ -80,13 +80,6 @@ DI float rcp_approx(float x) {
   return y;
 }
 
-// tanh.approx.f32: tanh(x), relative error 2^-11
-DI float tanh_approx(float x) {
-  float y;
-  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // abs.f32
 DI float abs_f32(float x) { return fabsf(x); }
 
@@ -299,7 +292,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
   const int end1 = (end0 + (p.group * full));
   const int seen_lo = ((p.seqlen_q + j_lo) - p.seqlen_k);
   const int u1 = (p.seqlen_k - p.seqlen_q);
-  const float u3 = (p.scale * 0.03333333333333333f);
+  const float u3 = (p.scale * 0.09617966939259756f);
   const float u5 = f32_of_s32((p.seqlen_k - p.seqlen_q));
   const int u9 = (p.seqlen_q - 1);
   const int u_0 = ((0 < end0) ? 0 : (-end0));
@@ -512,7 +505,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
               const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
               const int j = j0 + 8 * ri;
               const bool v0 = (u0[ei] && (j <= u2[ei]));
-              const float v1 = tanh_approx((rS[at] * u3));
+              const float v1 = (1.0f - (rcp_approx((1.0f + exp2_approx((rS[at] * u3)))) * 2.0f));
               const float v2 = exp2_approx(((((30.0f * v1) - (u4 * abs_f32((u6[ei] - u7[ri])))) - u10[ei]) * 1.4426950408889634f));
               packed[ei] = (v0 ? v2 : 0.0f);
               packed1[ei] = (v0 ? ((v2 * (rdP[at] - u11[ei])) * (1.0f - (v1 * v1))) : 0.0f);
@@ -553,7 +546,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
           _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
               const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
-              const float v0 = tanh_approx((rS[at] * u3));
+              const float v0 = (1.0f - (rcp_approx((1.0f + exp2_approx((rS[at] * u3)))) * 2.0f));
               const float v1 = exp2_approx(((((30.0f * v0) - (u4 * abs_f32((u12[ei] - u13[ri])))) - u14[ei]) * 1.4426950408889634f));
               packed[ei] = v1;
               packed1[ei] = ((v1 * (rdP[at] - u15[ei])) * (1.0f - (v0 * v0)));
@@ -736,7 +729,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_queries(const __gr
   const int end1 = (n_hi - n_lo);
   const int seen_hi = min_s32((((i_hi + p.seqlen_k) - p.seqlen_q) + 1), p.seqlen_k);
   const int u1 = (p.seqlen_k - p.seqlen_q);
-  const float u3 = (p.scale * 0.03333333333333333f);
+  const float u3 = (p.scale * 0.09617966939259756f);
   const float u4 = ld_f32(p.slopes + (i64)min_s32(h, (p.slopes_n0 - 1)) * p.slopes_s0);
   const float u5 = f32_of_s32((p.seqlen_k - p.seqlen_q));
   const int u10 = (p.seqlen_q - 1);
@@ -943,7 +936,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_queries(const __gr
               const int at = (ri / 2 * 6 + ci) * 4 + ri % 2 * 2 + ei;
               const int j = j0 + 8 * ci + ei;
               const bool v0 = (u0[ei] && (j <= u2[ri]));
-              const float v1 = tanh_approx((rS[at] * u3));
+              const float v1 = (1.0f - (rcp_approx((1.0f + exp2_approx((rS[at] * u3)))) * 2.0f));
               const float v2 = abs_f32((u6[ri] - u7[ei]));
               const float v3 = (exp2_approx(((((30.0f * v1) - (u4 * v2)) - u9[ri]) * 1.4426950408889634f)) * (rdP[at] - u11[ri]));
               packed[ei] = (v0 ? (v3 * (1.0f - (v1 * v1))) : 0.0f);
@@ -976,7 +969,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_queries(const __gr
           _Pragma("unroll") for (int ri = 0; ri < 4; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
               const int at = (ri / 2 * 6 + ci) * 4 + ri % 2 * 2 + ei;
-              const float v0 = tanh_approx((rS[at] * u3));
+              const float v0 = (1.0f - (rcp_approx((1.0f + exp2_approx((rS[at] * u3)))) * 2.0f));
               const float v1 = abs_f32((u12[ri] - u13[ei]));
               const float v2 = (exp2_approx(((((30.0f * v0) - (u4 * v1)) - u9[ri]) * 1.4426950408889634f)) * (rdP[at] - u11[ri]));
               packed[ei] = (v2 * (1.0f - (v0 * v0)));
