@@ -338,8 +338,7 @@ def test_the_kernels_of_gradients_can_be_read() -> None:
 
 
 def test_deleted_ops_are_noticed() -> None:
-    """By the verifier, but for two: a product that is missing is wrong in numbers only, and the barrier in front of the
-    epilogue is one too many where the staged tiles lie over those of the loop, which a barrier has followed."""
+    """By the verifier, but for one: a product that is missing is wrong in numbers only."""
     schedule = module("qkv", same_bits=False)
     unnoticed = []
     for mutant in mutants(schedule):
@@ -349,7 +348,7 @@ def test_deleted_ops_are_noticed() -> None:
                 unnoticed.append(" ".join(mutant.name.split()[1:4]))
             except VerifyError:
                 pass
-    assert unnoticed == ["S8 mma_sync d=rdK_sum", "W9s cta_sync"]
+    assert unnoticed == ["S8 mma_sync d=rdK_sum"]
 
 
 def test_a_missing_barrier_is_noticed_by_the_emulator() -> None:
