@@ -232,7 +232,7 @@ def at(tiles: Tiles | None, t: int, steps: tuple[Step, ...]) -> list[str]:
 
 
 def movements(lines: list[str]) -> list[str]:
-    """Without maps: where row values are finished is the policy's, and a text may say in two what another does in one."""
+    """Without maps: where row values are finished is the policy's, and two maps may say what one does."""
     return [x for x in lines if not x.startswith("Map")]
 
 
