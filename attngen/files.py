@@ -8,8 +8,11 @@ import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass
+from enum import Enum
 
 from attngen import __version__
+from attngen.config import AnyConfig
+from attngen.gradient import BackwardKernel
 from attngen.ir.schedule import Kernel as ScheduledKernel
 from attngen.kernel import Kernel
 from attngen.params import Kind, fields, packer
@@ -35,7 +38,7 @@ def default_name(kernel: Kernel) -> str:
     return re.sub(r"\W+", "_", text).strip("_")
 
 
-def kernel_files(kernel: Kernel, name: str) -> tuple[File, ...]:
+def kernel_files(kernel: Kernel | BackwardKernel, name: str) -> tuple[File, ...]:
     """NAME.cu, NAME.schedule and NAME.json."""
     schedule = kernel.schedule.print()
     return (
@@ -53,14 +56,14 @@ def sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def manifest(kernel: Kernel, name: str) -> Json:
+def manifest(kernel: Kernel | BackwardKernel, name: str) -> Json:
     return {
         "name": name,
         "generator": f"attngen {__version__}",
         "target": kernel.target.name,
         "variant": _variant(kernel.variant),
         "signature": {**asdict(kernel.signature), "dtype": kernel.signature.dtype.value},
-        "config": asdict(kernel.config),
+        **_shape(kernel),
         "compile": {arch: list(flags_for(arch)) for arch in kernel.target.archs},
         "kernels": [_kernel(k) for k in kernel.schedule.kernels],
         "workspaces": [
@@ -70,6 +73,19 @@ def manifest(kernel: Kernel, name: str) -> Json:
         "source_sha256": sha256(kernel.source.text),
         "schedule_sha256": sha256(kernel.schedule.print()),
     }
+
+
+def _shape(kernel: Kernel | BackwardKernel) -> dict[str, Json]:
+    """The tile shape; of a derivative, what is asked for and the tile shapes of its kernels."""
+    if isinstance(kernel, Kernel):
+        return {"config": _config(kernel.config)}
+    wanted: list[Json] = [*sorted(kernel.asked.wanted)]
+    asked: Json = {"wanted": wanted, "dlse": kernel.asked.dlse, "same_bits": kernel.asked.same_bits}
+    return {"asked": asked, "configs": {name: _config(config) for name, config in kernel.levels.configs}}
+
+
+def _config(config: AnyConfig) -> dict[str, Json]:
+    return {name: x.value if isinstance(x, Enum) else x for name, x in asdict(config).items()}
 
 
 def _variant(variant: Variant) -> Json:

@@ -40,6 +40,7 @@ DI void ld_v4_s32(int& x0, int& x1, int& x2, int& x3, const int* p, LINE) {
 DI u32 ld_global_u8(const u8* p, LINE) { return *(const u8*)emu::global_read(p, 1, line); }
 
 DI void st_f32(float* p, float x, LINE) { *(float*)emu::global_write(p, 4, line) = emu::used(x, line); }
+DI void red_add_f32(float* p, float x, LINE) { *(float*)emu::global_write(p, 4, line) += emu::used(x, line); }
 DI void st_u16(u16* p, u32 x, LINE) { *(u16*)emu::global_write(p, 2, line) = (u16)x; }
 DI void st_u32(u32* p, u32 x, LINE) { *(u32*)emu::global_write(p, 4, line) = x; }
 DI void st_s32(int* p, int x, LINE) { *(int*)emu::global_write(p, 4, line) = x; }
@@ -63,6 +64,8 @@ DI u32 ld_shared_u32(u32 addr, LINE) { return *(const u32*)emu::shared_read(addr
 DI float exp2_approx(float x, LINE) { return emu::flush(__builtin_exp2f(emu::flush(emu::used(x, line)))); }
 DI float log2_approx(float x) { return emu::flush(__builtin_log2f(emu::flush(x))); }
 DI float rcp_approx(float x) { return emu::flush(1.0f / emu::flush(x)); }
+// as inexact as the instruction may be: the bits below its relative error are dropped
+DI float tanh_approx(float x) { return emu::float_of(emu::bits_of(__builtin_tanhf(x)) & 0xfffff000u); }
 DI float sqrt_f32(float x) { return __builtin_sqrtf(x); }
 DI float div_f32(float a, float b) { return a / b; }
 DI float fma_f32(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
