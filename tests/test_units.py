@@ -86,7 +86,7 @@ def test_constants_take_up_the_unit() -> None:
     (y,) = (n for n in graph.nodes if n.id == "y")
     assert isinstance(y, Map)
     assert y.text() == (
-        "map (1.0 - rcp(1.0 + exp2(scale * s * 0.09617966939259756)) * 2.0) * 43.2808512266689"
+        "map (1.0 - rcp(1.0 + exp2(s * (scale * 0.09617966939259756))) * 2.0) * 43.2808512266689"
         " - (f32(i) + f32(seqlen_k - seqlen_q) - f32(j)) * (slopes[h] * 1.4426950408889634)"
     )
 
