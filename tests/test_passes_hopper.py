@@ -10,62 +10,41 @@ from typing import Any
 
 import pytest
 import torch
+from hopper_levels import (
+    BEHIND,
+    CAUSAL,
+    CONFIG,
+    FULL,
+    OVERLAPPED,
+    OWN,
+    SM90,
+    block,
+    derived,
+    level,
+    loop,
+    ordered,
+    role,
+    stages,
+)
 from levels import part, same
 
 from attngen.config import FoldPolicy, HopperConfig
 from attngen.errors import PassError
-from attngen.expr import DType, Expr, Op, const, rewrite, substitute, var
+from attngen.expr import DType, Expr, Op, const, substitute, var
 from attngen.exprtext import show
 from attngen.fold import fold
 from attngen.functions import sigmoid
 from attngen.ir.ops import Map, Reduce, Ref, Retire, StFrag, TmaStore, Vote, Wgmma
 from attngen.ir.ops import Op as AnyOp
-from attngen.ir.program import ContractTile, Program
-from attngen.ir.schedule import Block, Guard, Kernel, Order, Role, Schedule, Step, Tiles, ops_of
-from attngen.ir.verify import verify
-from attngen.passes import hopper
+from attngen.ir.schedule import Guard, Kernel, Order, Schedule, Step, Tiles, ops_of
 from attngen.passes.hopper.expand import copies_of
 from attngen.passes.hopper.flight import fly, writes
-from attngen.passes.hopper.stage import ring_of
-from attngen.pipelines import Stage, hopper_stages
+from attngen.pipelines import hopper_stages
 from attngen.signature import IoType, Signature
 from attngen.spec import Attention
-from attngen.target import target
-from attngen.variants import causal, document, prefix_lm, sliding_window, softcap
+from attngen.variants import causal, document, prefix_lm, sliding_window
 
-SM90 = target("sm90")
-CAUSAL, FULL = Attention(mask=causal()), Attention()
-CONFIG = HopperConfig(2, 128, 2, FoldPolicy.REFERENCE)
 TEXTS = Path(__file__).parent / "data" / "sm90"
-
-
-@cache
-def stages(spec: Attention, config: HopperConfig = CONFIG, d: int = 128, dv: int = 0) -> tuple[Stage, ...]:
-    return tuple(hopper_stages(spec.variant, Signature(IoType.BF16, d, dv or d), SM90, config))
-
-
-def level(name: str, spec: Attention = CAUSAL, config: HopperConfig = CONFIG, d: int = 128) -> Any:
-    """What the named pass gives."""
-    return next(s.level for s in stages(spec, config, d) if s.name == name)
-
-
-def derived(spec: Attention, config: HopperConfig = CONFIG, d: int = 128, dv: int = 0) -> Kernel:
-    last = stages(spec, config, d, dv)[-1].level
-    assert isinstance(last, Schedule)
-    return last.kernels[-1]
-
-
-def role(kernel: Kernel, name: str) -> Role:
-    return next(r for r in kernel.roles if r.name == name)
-
-
-def loop(kernel: Kernel, name: str = "math") -> Tiles:
-    (tiles,) = (n for n in role(kernel, name).item.body if isinstance(n, Tiles))
-    return tiles
-
-
-def block(kernel: Kernel, name: str) -> Block:
-    return next(n for n in role(kernel, "math").item.body if isinstance(n, Block) and n.name == name)
 
 
 # ---- text in, text out -----------------------------------------------------------------------------------------------
@@ -270,13 +249,6 @@ def test_frame_is_that_of_the_text_by_hand(name: str) -> None:
 
 # ---- orders of products ----------------------------------------------------------------------------------------------
 
-OVERLAPPED, BEHIND, OWN = ((0, 1), (0, 1)), ((0, 1), (1, 0)), ((0, 0), (0, 1))
-
-
-def ordered(order: tuple[tuple[int, ...], tuple[int, ...]], policy: FoldPolicy = FoldPolicy.RUNNING) -> HopperConfig:
-    return HopperConfig(2, 64, 2, policy, *order)
-
-
 def description(step: Step) -> str:
     """What an op is and which tiles it writes."""
     tiles = sorted(r.name for r in writes(step) if r.name in ("rS", "rP", "rO"))
@@ -429,81 +401,3 @@ def test_lists_of_tiles_go_through_the_same_passes() -> None:
     assert [k.name for k in last.kernels] == ["visit_table", "attn_fwd"]
     kinds = [[type(s).__name__ for s in loop(k).step] for k in (last.kernels[-1], derived(CAUSAL))]
     assert kinds[0] == kinds[1]
-
-
-# ---- no pass names a value -------------------------------------------------------------------------------------------
-
-
-class Renaming:
-    """A program or schedule with its values renamed, wherever they are named."""
-
-    def __init__(self, program: Program) -> None:
-        self.names = {v.name: f"z_{v.name}" for v in program.values}
-        self.rings = {ring_of(n): ring_of(z) for n, z in self.names.items()}
-
-    def reference(self, name: str) -> str:
-        first, dot, rest = name.partition(".")
-        return self.rings[first] + dot + rest if dot else self.names.get(name, name)
-
-    def expression(self, e: Expr) -> Expr:
-        def one(x: Expr) -> Expr | None:
-            return var(self.names[x.name], x.dtype) if x.op is Op.VAR and x.name in self.names else None
-
-        return rewrite(e, one)
-
-    def __call__(self, value: Any) -> Any:
-        if isinstance(value, Expr):
-            return self.expression(value)
-        if isinstance(value, tuple):
-            return tuple(self(v) for v in value)
-        if not dataclasses.is_dataclass(value) or isinstance(value, type):
-            return value
-        changed = {f.name: self(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
-        kind = type(value).__name__
-        if kind == "Ref":
-            changed["name"] = self.reference(value.name)
-        elif kind in ("TileValue", "Value", "Buffer"):
-            changed["name"] = self.names.get(value.name, value.name)
-        elif kind == "Ring":
-            changed["name"] = self.rings[value.name]
-            changed["buffers"] = tuple(self.names[b] for b in value.buffers)
-        elif kind == "Stmt":
-            changed["target"] = self.names.get(value.target, value.target)
-        if "scaled" in changed:
-            changed["scaled"] = self.names.get(value.scaled, value.scaled)
-        return dataclasses.replace(value, **changed)
-
-
-def scheduled(program: Program, signature: Signature, config: HopperConfig) -> Schedule:
-    plan = hopper.stage(program, SM90, hopper.output_pieces(config, signature, SM90), ())
-    return hopper.allocate(hopper.synchronize(hopper.expand(plan, config.slots), config.turns))
-
-
-@pytest.mark.parametrize("policy", FoldPolicy, ids=lambda p: p.value)
-@pytest.mark.parametrize("order", [OVERLAPPED, BEHIND, OWN], ids=["overlapped", "behind", "own"])
-@pytest.mark.parametrize("variant", ["causal", "capped window"])
-def test_passes_name_no_value(variant: str, order: Any, policy: FoldPolicy) -> None:
-    """The schedule of a program with other names is the schedule with other names."""
-    specs = {"causal": CAUSAL, "capped window": Attention(mask=sliding_window(300), score=softcap(5.0))}
-    config, signature = ordered(order, policy), Signature(IoType.BF16, 64, 64)
-    program = level("place", specs[variant], config, 64)
-    assert isinstance(program, Program)
-    rename = Renaming(program)
-    renamed = rename(program)
-    assert not {v.name for v in renamed.values} & {v.name for v in program.values}
-    assert any(isinstance(op, ContractTile) and op.d.name == "z_rO" for op in renamed.ops())
-    plain = scheduled(program, signature, config)
-    want, got = rename(plain), scheduled(renamed, signature, config)
-    assert str(want) != str(plain)
-    assert str(got) == str(want)
-
-
-def test_renaming_reaches_all() -> None:
-    """The renaming itself: targets, operands and barriers; what it gives is a legal schedule."""
-    rename = Renaming(level("place"))
-    renamed = rename(level("allocate"))
-    text = str(renamed)
-    for word in ("rS", "sK", "need", "K.full", "l_t"):
-        assert f"={word}" not in text
-        assert f" {word} " not in text
-    verify(renamed)
