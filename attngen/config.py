@@ -88,6 +88,8 @@ class HopperConfig:
             raise SignatureError(f"issue={self.issue}: not an order of the {len(self.stages)} contractions")
         if not set(self.stages) <= {0, 1}:
             raise SignatureError(f"stages={self.stages}: allowed are 0 and 1")
+        if self.turns and self.warpgroups == 1:
+            raise SignatureError("turns=True with warpgroups=1: one takes no turns; give turns=False, or two warpgroups")
 
     @property
     def block_m(self) -> int:

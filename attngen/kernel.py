@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from attngen import __version__
-from attngen.config import AnyConfig
+from attngen.config import AnyConfig, HopperConfig
 from attngen.errors import CompileError, SpecError
 from attngen.ir.graph import Graph
 from attngen.ir.program import Program
@@ -142,6 +142,11 @@ def levels_for(variant: Variant, signature: Signature, target: Target, config: A
         raise SpecError(
             f"target={target.name!r} has no schedule for rows aligned to {signature.alignment} bytes; allowed are "
             "multiples of 16. Leave target out, or use 'sm80', which also runs on Hopper"
+        )
+    if config is not None and isinstance(config, HopperConfig) != target.has(Feature.WGMMA):
+        raise SpecError(
+            f"config={config!r} is not for target={target.name!r}. Allowed there: "
+            f"attngen.{'HopperConfig' if target.has(Feature.WGMMA) else 'Config'}(...)"
         )
     return derive(variant, signature, target, config)
 
