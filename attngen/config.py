@@ -89,7 +89,7 @@ class HopperConfig:
         if not set(self.stages) <= {0, 1}:
             raise SignatureError(f"stages={self.stages}: allowed are 0 and 1")
         if self.turns and self.warpgroups == 1:
-            raise SignatureError("turns=True with warpgroups=1: one takes no turns; give turns=False, or two warpgroups")
+            raise SignatureError("turns=True with warpgroups=1: one takes no turns; give turns=False, or more of them")
 
     @property
     def block_m(self) -> int:

@@ -128,12 +128,14 @@ def kernel_for(variant: Variant, signature: Signature, target: Target, config: A
     key = (variant.variant_key(), signature, target.name, config)
     if key not in _kernels:
         try:
-            _kernels[key] = Kernel(variant, signature, target, levels_for(variant, signature, target, config))
+            made = Kernel(variant, signature, target, levels_for(variant, signature, target, config))
         except RecursionError:  # the passes follow an expression by recursion
             raise SpecError(
                 f"{variant.description}: its score or mask nests too many operations, as a loop makes that extends a "
                 "value (`m = m | (j == n)`). Allowed: about 100 on one another; read a captured tensor: `table[j]`"
             ) from None
+        # the same kernel, whether its configuration is asked for or chosen
+        _kernels[key] = _kernels.setdefault((*key[:3], made.config), made)
     return _kernels[key]
 
 

@@ -4,6 +4,7 @@ compiled graph holds a short text, and every tensor the kernel reads is an input
 from __future__ import annotations
 
 import hashlib
+import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,15 +15,16 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from attngen import measured
 from attngen.config import AnyConfig
 from attngen.dispatch import addresses
-from attngen.errors import EmulationWarning, GradientError, SignatureError
+from attngen.errors import EmulationWarning, GradientError, PassError, SignatureError, SpecError, VerifyError
 from attngen.evaluate import evaluate
 from attngen.execute import empty_like_rows, run, target_for
 from attngen.kernel import Kernel, kernel_for
 from attngen.plan import Plan, plan
 from attngen.progress import Progress
-from attngen.signature import VECTOR_BYTES, Shapes, check_tensors, signature_of
+from attngen.signature import VECTOR_BYTES, Shapes, Signature, check_tensors, signature_of
 from attngen.spec import Normalizer, Variant
 from attngen.target import Target
 from attngen.trace import ShapeRule
@@ -30,6 +32,7 @@ from attngen.trace import ShapeRule
 EMULATED_PER_SECOND = 400e6  # multiply-adds of the emulator on one core, measured at head dims 64 and 128
 PATIENCE_SECONDS = 10.0
 PLANS = 4096
+_log = logging.getLogger("attngen")
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ def _on_gpu(
     if found is not None:
         return found.run(pointers)
     kernel, shapes = _kernel(q, k, v, captures, key)
-    if _is_empty(shapes):
+    if is_empty(shapes):
         return run(kernel, q, k, v, dict(zip(entry(key).names, captures, strict=True)), scale)
     if len(_plans) >= PLANS:  # many lengths, as in decoding: forget them together rather than count uses
         _plans.clear()
@@ -148,10 +151,30 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, captures: Sequence[Tensor], key: st
     shapes = known.check(q, k, v, captures)
     signature = signature_of(q, k, v)
     target = known.target or target_for(known.variant, signature, q.device)
-    return kernel_for(known.variant, signature, target, known.config), shapes
+    config = known.config or (_measured(known.variant, signature, target, q.get_device()) if q.is_cuda else None)
+    return kernel_for(known.variant, signature, target, config), shapes
 
 
-def _is_empty(shapes: Shapes) -> bool:
+def _measured(variant: Variant, signature: Signature, target: Target, device_index: int) -> AnyConfig | None:
+    """What was measured fastest on this device; None: nothing, or a configuration that derives no kernel any more."""
+    on = measured.machine(device_index)
+    config = measured.lookup(on, variant, signature, target) if on else None
+    if config is not None:
+        try:
+            kernel_for(variant, signature, target, config)
+        except (PassError, VerifyError, SpecError) as error:
+            _log.warning("%s was measured here and is not used, measure again: %s", config, error)
+            return None
+    return config
+
+
+def forget_plans() -> None:
+    """The next call of each kind looks again for what was measured here."""
+    _plans.clear()
+
+
+def is_empty(shapes: Shapes) -> bool:
+    """A call that launches nothing."""
     return 0 in (shapes.B, shapes.Hq, shapes.Sq, shapes.Sk)
 
 
@@ -170,7 +193,7 @@ def emulate(
     kernel: Kernel, shapes: Shapes, q: Tensor, k: Tensor, v: Tensor, captures: Mapping[str, Tensor], scale: float
 ) -> tuple[Tensor, Tensor]:
     """A call on CPU tensors. Warns before it starts where it will take long."""
-    if _is_empty(shapes):
+    if is_empty(shapes):
         return run(kernel, q, k, v, captures, scale)
     seconds = emulation_seconds(kernel.variant, shapes, q.size(3) + v.size(3), captures)
     if seconds > PATIENCE_SECONDS:

@@ -15,6 +15,7 @@ from attngen.errors import SpecError
 from attngen.functions import sigmoid
 from attngen.kernel import Kernel, kernel_for
 from attngen.masks import Mask, causal, document, full, prefix_lm, sliding_window, window
+from attngen.measured import Machine, lookup
 from attngen.scores import Score, alibi, as_score, bias, softcap
 from attngen.signature import IoType, Shapes, Signature
 from attngen.spec import Attention
@@ -59,8 +60,12 @@ class Request:
             normalizer=self.normalizer,
         )
 
-    def kernel(self) -> Kernel:
-        return kernel_for(self.spec().variant, self.signature, self.target, self.config)
+    def kernel(self, on: Machine | None = None) -> Kernel:
+        """`on`: with the configuration that was measured fastest there, as a call takes it."""
+        variant, config = self.spec().variant, self.config
+        if config is None and on is not None:
+            config = lookup(on, variant, self.signature, self.target)
+        return kernel_for(variant, self.signature, self.target, config)
 
 
 @dataclass(frozen=True)
@@ -125,18 +130,18 @@ def parse_config(text: str) -> AnyConfig:
     if found := _HOPPER.fullmatch(words):
         return _hopper(text, found)
     raise SpecError(
-        f"--config: {text!r} is not understood. Allowed: as `attngen explain` prints one, m128n64w4 with s1 (stages) and "
-        "c2 (CTAs an SM) behind it, or 'm128n128g2 s2 reference order 01+ turns'"
+        f"--config: {text!r} is not understood. Allowed: as `attngen explain` prints one, m128n64w4 with s1 (stages) "
+        "and c2 (CTAs an SM) behind it, or 'm128n128g2 s2 reference order 01+ turns'"
     )
 
 
 def _hopper(text: str, found: re.Match[str]) -> HopperConfig:
-    """What is left out behind the tile is as in `HopperConfig`, but for turns, which are taken where the text says so."""
+    """What is left out behind the tile is as in `HopperConfig`, but turns are taken only where the text says so."""
     config = HopperConfig(int(found["groups"]), int(found["n"]), turns=found["turns"] is not None)
     if config.block_m != int(found["m"]):
         raise SpecError(
-            f"--config: {text!r} has m{found['m']}. Allowed for g{config.warpgroups}: m{config.block_m}, 64 rows for each "
-            "warpgroup"
+            f"--config: {text!r} has m{found['m']}. Allowed for g{config.warpgroups}: m{config.block_m}, 64 rows for "
+            "each warpgroup"
         )
     if found["slots"]:
         config = replace(config, slots=int(found["slots"]))

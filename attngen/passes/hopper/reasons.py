@@ -79,8 +79,8 @@ class _Reasons:
         busy = ", ".join(f"{unit} {100 * share:.0f} %" for unit, share in e.busy if share >= SHOWN or unit == "tensor")
         yield Fact(
             subject="estimate",
-            text=f"simulated {e.step:.0f} cycles a step, what binds: {binds}; busy: {busy}; {e.item:.0f} cycles an item "
-            "beside its steps",
+            text=f"simulated {e.step:.0f} cycles a step, what binds: {binds}; busy: {busy}; {e.item:.0f} cycles an "
+            "item beside its steps",
         )
         units = sorted(b.units, key=lambda u: (-u[1], u[0]))[:3]
         needs = ", ".join(f"{unit} {cycles:.0f}" for unit, cycles in units)
@@ -109,7 +109,8 @@ class _Reasons:
     def slots(self) -> str:
         c, most = self.config, self.target.smem_per_cta
         more = next((s for s in sorted(SLOTS) if s > c.slots), None)
-        text = f"{c.slots} tiles of keys and {c.slots} of values: {loaded_bytes(c, self.signature)} bytes with the queries"
+        loaded = loaded_bytes(c, self.signature)
+        text = f"{c.slots} tiles of keys and {c.slots} of values: {loaded} bytes with the queries"
         if more is None:
             return f"{text}; the loop needs no more phases"
         wider = dataclasses.replace(c, slots=more)
