@@ -10,6 +10,7 @@ import re
 from dataclasses import asdict, dataclass
 
 from attngen import __version__
+from attngen.config import written
 from attngen.ir.schedule import Kernel as ScheduledKernel
 from attngen.kernel import Kernel
 from attngen.params import Kind, fields, packer
@@ -60,7 +61,7 @@ def manifest(kernel: Kernel, name: str) -> Json:
         "target": kernel.target.name,
         "variant": _variant(kernel.variant),
         "signature": {**asdict(kernel.signature), "dtype": kernel.signature.dtype.value},
-        "config": asdict(kernel.config),
+        "config": written(kernel.config),
         "compile": {arch: list(flags_for(arch)) for arch in kernel.target.archs},
         "kernels": [_kernel(k) for k in kernel.schedule.kernels],
         "workspaces": [

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from attngen import measured, ops
-from attngen.bench.timing import Mode, Settings, Time
+from attngen.bench.timing import Launch, Mode, Settings, Time
 from attngen.bench.timing import measure as measure_time
 from attngen.config import AnyConfig
 from attngen.dispatch import addresses
@@ -117,18 +118,23 @@ def compare(
     return Outcome(tuple(trials), tuple(refused))
 
 
+def launches_of(call: Call, kernels: Sequence[Kernel]) -> dict[str, Launch]:
+    """The work of a call by each kernel, by configuration."""
+    names = ops.entry(call.key).names
+    pointers = [t.data_ptr() for t in (call.q, call.k, call.v, *call.captures)]
+    plans = {str(k.config): plan(k, call.q, call.k, call.v, call.captures, names, call.scale) for k in kernels}
+    return {name: partial(made.run, pointers) for name, made in plans.items()}
+
+
 def on_device(call: Call, settings: Settings) -> Measure:
     """What a call launches, on its own tensors."""
 
     def measure(kernels: Sequence[Kernel]) -> Sequence[Time]:
-        names = ops.entry(call.key).names
-        pointers = [t.data_ptr() for t in (call.q, call.k, call.v, *call.captures)]
         with torch.cuda.device(call.q.device):
-            plans = {str(k.config): plan(k, call.q, call.k, call.v, call.captures, names, call.scale) for k in kernels}
-            launches = {name: (lambda p=p: p.run(pointers)) for name, p in plans.items()}
+            launches = launches_of(call, kernels)
             for launch in launches.values():  # loads, and what else a first launch does
                 launch()
-            torch.cuda.synchronize()  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
             times = measure_time(launches, Mode.GAPS, settings)
         return [times[str(k.config)] for k in kernels]
 

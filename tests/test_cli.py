@@ -18,7 +18,7 @@ from attngen import expr as ex
 from attngen.cli import COMMANDS, main, parser
 from attngen.cli.request import SAMPLE_SHAPES, Samples, parse_config
 from attngen.cli.syntax import parse_mask, parse_scores
-from attngen.config import Config, FoldPolicy, HopperConfig
+from attngen.config import Config, FoldPolicy, HopperConfig, read
 from attngen.errors import MissingToolError, SignatureError, SpecError
 from attngen.evaluate import evaluate
 from attngen.ir.schedule import Schedule
@@ -214,6 +214,16 @@ def test_generate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     schedule = Schedule.parse((tmp_path / f"{name}.schedule").read_text())
     assert {"sink", "lse"} <= {t.name for t in schedule.kernels[0].tensors}
     assert entry["variant"]["score"] == "30.0 * tanh(score / 30.0)"
+
+
+def test_generate_for_hopper(tmp_path: Path) -> None:
+    config = "m128n64g2 s2 conditional order 01+ turns"
+    arguments = ["--mask", "causal", "--head-dim", "64", "--target", "sm90", "--config", config, "--name", "x"]
+    assert main(["generate", *arguments, "-o", str(tmp_path)]) == 0
+    made = json.loads((tmp_path / "x.json").read_text())["config"]
+    assert read(made) == parse_config(config)
+    assert made["policy"] == "conditional"
+    assert Schedule.parse((tmp_path / "x.schedule").read_text()).target == "sm90"
 
 
 def test_generate_is_quick(tmp_path: Path) -> None:

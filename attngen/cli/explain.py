@@ -147,8 +147,8 @@ def configuration_lines(kernel: Kernel) -> Iterator[str]:
     least = min((c.cost for c in candidates.values()), default=1.0)
     if candidates:
         yield (
-            f"estimates of the machine model: simulated cycles of an item of {hopper.ITEM_KEYS} keys, for a row and key, "
-            "above the least; what was measured goes first"
+            f"estimates of the machine model: simulated cycles of an item of {hopper.ITEM_KEYS} keys, for a row and "
+            "key, above the least; what was measured goes first"
         )
     if kernel.config not in ranked:
         yield f"{kernel.config}  given by the caller"

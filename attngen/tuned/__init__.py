@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attngen.config import AnyConfig, Config, FoldPolicy, HopperConfig
+from attngen.config import AnyConfig, read, written
 from attngen.expr import SCORE
 from attngen.exprtext import show
 from attngen.signature import Signature
@@ -82,23 +82,13 @@ def table_of(text: str) -> Table:
 
 
 def _written(entry: Entry) -> dict[str, Any]:
-    config = asdict(entry.config)
-    if isinstance(entry.config, HopperConfig):
-        config["policy"] = entry.config.policy.value
     said = {"what": entry.what} if entry.what else {}
-    return {"config": config, **said, entry.unit: dict(entry.results)}
+    return {"config": written(entry.config), **said, entry.unit: dict(entry.results)}
 
 
 def _read(entry: Mapping[str, Any]) -> Entry:
     (unit,) = set(entry) & set(UNITS)
-    return Entry(_config(entry["config"]), unit, tuple(entry[unit].items()), entry.get("what", ""))
-
-
-def _config(entry: Mapping[str, Any]) -> AnyConfig:
-    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
-    if "warpgroups" not in fields:
-        return Config(**fields)
-    return HopperConfig(**{**fields, "policy": FoldPolicy(entry["policy"])})
+    return Entry(read(entry["config"]), unit, tuple(entry[unit].items()), entry.get("what", ""))
 
 
 # ---- what comes with the package ---------------------------------------------------------------------------------

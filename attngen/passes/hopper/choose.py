@@ -92,7 +92,7 @@ def excess(config: HopperConfig, signature: Signature, target: Target) -> str | 
     """The limit that a configuration exceeds; None: it fits."""
     used, limit = fragments(config, signature), registers(config, target.regs_per_sm)[1]
     if ADDRESSES + used >= limit:
-        return f"accumulators, A fragments and addresses take {used} + {ADDRESSES} registers a thread, not below {limit}"
+        return f"accumulators, A fragments, addresses take {used} + {ADDRESSES} registers a thread, not below {limit}"
     if needed_bytes(config, signature) > target.smem_per_cta:
         return _too_large(config, signature, target)
     return None
