@@ -160,7 +160,7 @@ def test_configurations() -> None:
         parse_config("128x64")
     with pytest.raises(SpecError, match=r"has m128. Allowed for g3: m192"):
         parse_config("m128n64g3 s2")
-    with pytest.raises(SignatureError, match="not an order of the 2 contractions"):
+    with pytest.raises(SignatureError, match="not an order of the 3 contractions"):
         parse_config("m128n64g2 order 01+1")
 
 
