@@ -22,7 +22,10 @@ _INFIX = {
     Op.GE: ">=",
 }
 _INFIX |= {Op.AND: "&&", Op.OR: "||"}
-_CALL = {Op.EXP2: "exp2_approx", Op.LOG2: "log2_approx", Op.RCP: "rcp_approx", Op.SQRT: "sqrt_f32", Op.DIV: "div_f32"}
+_CALL = {
+    Op.EXP2: "exp2_approx", Op.LOG2: "log2_approx", Op.RCP: "rcp_approx", Op.TANH_APPROX: "tanh_approx",
+    Op.SQRT: "sqrt_f32", Op.DIV: "div_f32",
+}  # fmt: skip
 _CALL |= {Op.FMA: "fma_f32", Op.FLOOR: "floor_f32"}
 _TYPED = {Op.MIN: "min", Op.MAX: "max", Op.ABS: "abs"}
 _POINTERS = {

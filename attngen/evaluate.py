@@ -47,6 +47,7 @@ _MEANING: dict[Op, Callable[..., Tensor]] = {
     Op.EXP: torch.exp,
     Op.LOG: torch.log,
     Op.TANH: torch.tanh,
+    Op.TANH_APPROX: torch.tanh,
     Op.SIGMOID: torch.sigmoid,
     Op.SQRT: torch.sqrt,
     Op.FLOOR: torch.floor,

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 from attngen.naming import shown
 
@@ -21,6 +22,8 @@ class DType(Enum):
     F32 = "f32"
     I32 = "i32"
     BOOL = "bool"
+
+    __hash__ = object.__hash__  # members are single objects; Enum hashes their names, in Python
 
 
 class Op(Enum):
@@ -50,6 +53,7 @@ class Op(Enum):
     EXP = "exp"
     LOG = "log"
     TANH = "tanh"
+    TANH_APPROX = "tanh_approx"
     SIGMOID = "sigmoid"
     SQRT = "sqrt"
     FLOOR = "floor"
@@ -60,14 +64,16 @@ class Op(Enum):
     F32 = "f32"  # conversion from int or bool
     I32 = "i32"  # conversion from float (truncates) or bool
 
+    __hash__ = object.__hash__  # as DType
+
 
 COMPARES = frozenset({Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE})
 FUNCTIONS = frozenset(
     {Op.MIN, Op.MAX, Op.WHERE, Op.ABS, Op.EXP, Op.LOG, Op.TANH, Op.SIGMOID, Op.SQRT, Op.FLOOR, Op.EXP2, Op.LOG2}
-    | {Op.RCP, Op.FMA, Op.F32, Op.I32}
+    | {Op.RCP, Op.FMA, Op.F32, Op.I32, Op.TANH_APPROX}
 )
 FLOAT_ONLY = frozenset(
-    {Op.DIV, Op.EXP, Op.LOG, Op.TANH, Op.SIGMOID, Op.SQRT, Op.FLOOR, Op.EXP2, Op.LOG2, Op.RCP, Op.FMA}
+    {Op.DIV, Op.EXP, Op.LOG, Op.TANH, Op.SIGMOID, Op.SQRT, Op.FLOOR, Op.EXP2, Op.LOG2, Op.RCP, Op.FMA, Op.TANH_APPROX}
 )
 
 Value = float | int | bool
@@ -84,6 +90,11 @@ class Expr:
     dtype: DType
     name: str = ""
     value: Value | None = None
+
+    @cached_property
+    def below(self) -> tuple[Expr, ...]:
+        """The nodes that it is made of, itself apart, in the order of `walk`: passes ask for them again and again."""
+        return tuple(_walk(self.args))
 
     def __repr__(self) -> str:
         from attngen.exprtext import show
@@ -236,6 +247,14 @@ ZERO, ONE, NEG_INF = const(0.0), const(1.0), const(-math.inf)
 
 def walk(*roots: Expr) -> Iterator[Expr]:
     """Every node below `roots` once, operands before users, in a fixed order."""
+    if len(roots) == 1:
+        yield from roots[0].below
+        yield roots[0]
+    else:
+        yield from _walk(roots)
+
+
+def _walk(roots: tuple[Expr, ...]) -> Iterator[Expr]:
     seen: set[int] = set()
     stack: list[tuple[Expr, bool]] = [(r, False) for r in reversed(roots)]
     while stack:

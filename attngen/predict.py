@@ -20,7 +20,7 @@ from attngen.lowering.sm80 import KSTEP_UNROLL
 WGMMA, MMA, SPECIAL, PACK, MAXIMUM = "HGMMA", "HMMA", "MUFU", "F2FP", "FMNMX"
 MNEMONICS = (WGMMA, MMA, SPECIAL, PACK, MAXIMUM)
 
-_SPECIAL = frozenset({ExprOp.EXP2, ExprOp.LOG2, ExprOp.RCP})
+_SPECIAL = frozenset({ExprOp.EXP2, ExprOp.LOG2, ExprOp.RCP, ExprOp.TANH_APPROX})
 _SLOW = frozenset({ExprOp.DIV, ExprOp.SQRT})  # correctly rounded: an estimate, and a slow path with another
 _COMMUTATIVE = frozenset({ExprOp.ADD, ExprOp.MUL, ExprOp.MIN, ExprOp.MAX, ExprOp.AND, ExprOp.OR})
 # of kernels that run beside the attention

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from attngen.spec import Attention
 from attngen.target import Target, target
 
 Structure = tuple[Any, ...]
+F = TypeVar("F", bound=Callable[..., Any])
 
 _ATOMS = (bool, int, float, str, Align, type(None))  # known at once: the question whether it is a Mask takes longer
 _TENSOR = "tensor"  # the head of a tensor's structure; that of a mask or score is its class
@@ -189,7 +190,13 @@ def _stand_in(leaf: Structure, stand_ins: dict[int, Tensor]) -> Tensor:
     return stand_ins[n]
 
 
-@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
+def _assumed_constant(fn: F) -> F:
+    """As torch.compiler.assume_constant_result, which imports all of torch.compile first: a second, for this mark."""
+    fn._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return fn
+
+
+@_assumed_constant
 def _constant(structure: Structure, on: str) -> Prepared:
     """Called by torch.compile while it traces: with constants, so that the result is one."""
     return build(structure, target(on) if on else None)
@@ -211,4 +218,4 @@ def _reads_of(*functions: Callable[..., Any]) -> Reads:
     return Reads(tuple((n, read) for n, fn in enumerate(functions) for read in reads(fn)))
 
 
-_constant_reads = torch._dynamo.assume_constant_result(_reads_of)
+_constant_reads = _assumed_constant(_reads_of)

@@ -321,7 +321,7 @@ class Device:
         """Cycles of a batch of products, and of an iteration of the `groups` beside it."""
         short, long = (self.run(f"beside_{name}", 1 + groups, k * n, m=groups) for k in (1, 2))
         if long[1] <= short[1]:
-            raise AttngenError(f"calibrate: beside_{name} has {short[1]} and {long[1]} batches of products")
+            raise AttngenError(f"calibrate: beside_{name} counts no batches of products: {short} and {long}")
         return (long[0] - short[0]) / (long[1] - short[1]), (long[2] - short[2]) / n
 
 

@@ -216,22 +216,27 @@ def test_tiles_of_a_table() -> None:
 def test_lives_of_values(name: str) -> None:
     """Nothing is alive before it is written or after it is read last, and accumulators peak where the verifier's own
     count does."""
-    from attngen.ir.rules.case import Walk
-    from attngen.ir.walk import Scenario, Share, tiles_of, walk_role
+    from attngen.ir.rules.uses import Uses
+    from attngen.ir.rules.views import Walk
+    from attngen.ir.walk import Scenario, Share, Stretch, Walker, facts_of, tiles_of
     from attngen.layout import Fragment
 
-    for role in sample(name).kernel.schedule.kernels[-1].roles:
+    drawn = sample(name).kernel.schedule.kernels[-1]
+    for role in drawn.roles:
         if not role.values:
             continue
-        walked = moments(role)
+        walked = moments(drawn, role)
         assert not walked[0].alive, "alive before it is written"
         sizes = {v.name: v.registers // v.copies for v in role.values if v.fragment in (Fragment.ACC, Fragment.OPA)}
         most = max(sum(sizes.get(n, 0) for n, _ in m.alive) for m in walked)
         start = max(t.start for t in tiles_of(role))
         classes = max(len(t.ranges) for t in tiles_of(role))
         scenario = Scenario((start + max(2, classes),), Share.EACH, rare=True)
-        events = tuple(walk_role(role, 0, scenario))
-        assert most == peak(Walk(role, 0, scenario, events))[0]
+        see = Uses((role,), facts_of(drawn))
+        stretches = tuple(
+            Stretch(s.item, s.step, tuple(see(role, e)[1] for e in s.events)) for s in Walker(role).walk(0, scenario)
+        )
+        assert most == peak(Walk(role, 0, scenario, stretches))[0]
 
 
 def _names(refs: tuple[Ref, ...]) -> set[str]:
@@ -242,7 +247,7 @@ def test_lives_on_hopper() -> None:
     kernel_ = sample("hopper").kernel.schedule.kernels[0]
     role = kernel_.roles[1]
     ops = {op.id: op for of, op in ops_of(kernel_) if of is role}
-    walked = moments(role)
+    walked = moments(kernel_, role)
     products = [m for m in walked if isinstance(ops[m.op], Wgmma)]
     assert len(products) > 4
     for m in products:

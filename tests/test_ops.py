@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +20,7 @@ from attngen import execute, ops, plan
 from attngen.arguments import bind, workspaces
 from attngen.errors import GradientError, SignatureError
 from attngen.params import packer
-from attngen.prepare import prepare
+from attngen.prepare import _constant, _constant_reads, prepare
 from attngen.target import SM80
 from attngen.tensormap import encode_emulator
 from attngen.variants import Mask
@@ -145,6 +147,15 @@ def test_tangents_are_refused() -> None:
 
 
 # ---- torch.compile -----------------------------------------------------------------------------------------------
+
+
+def test_torch_compile_is_imported_by_those_who_use_it() -> None:
+    """It takes longer to import than all the rest; what it looks for in a function is set without it."""
+    code = "import sys, attngen.api; print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "False\n"
+    marked = torch.compiler.assume_constant_result(lambda: None)
+    assert vars(marked) == vars(_constant) == vars(_constant_reads) != {}
 
 
 def compiled(

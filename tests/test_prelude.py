@@ -94,6 +94,8 @@ def test_float_functions(kernel: KernelMaker) -> None:
         (f"rcp_approx({tiny}f)", inf),
         ("rcp_approx(-4.0f)", -0.25),
         ("rcp_approx(-INF)", -0.0),
+        ("tanh_approx(-INF)", -1),
+        ("tanh_approx(0.0f)", 0),
         ("sqrt_f32(9.0f)", 3),
         ("div_f32(1.0f, 0.0f)", inf),
         ("fma_f32(3.0f, 5.0f, -1.0f)", 14),

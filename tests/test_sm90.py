@@ -21,7 +21,8 @@ from attngen.target import target
 
 TEXTS = sorted((Path(__file__).parent / "data" / "sm90").glob("*.schedule"))
 Shape = tuple[int, int, int, int, int, int, bool]
-SHAPES: tuple[Shape, ...] = (  # B, Hq, Hkv, Sq, Sk, factor of the queries, whether keys grow towards the first (then tiles are redone)
+# B, Hq, Hkv, Sq, Sk, factor of the queries, whether keys grow towards the first (then tiles are redone)
+SHAPES: tuple[Shape, ...] = (
     (1, 2, 2, 256, 256, 1, False),
     (2, 6, 2, 1000, 1000, 1, False),
     (1, 2, 1, 517, 333, 1, False),

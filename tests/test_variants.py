@@ -152,6 +152,14 @@ def test_grouped_heads_and_head_dependent_scores() -> None:
     )
 
 
+def test_an_approximate_softcap_is_another_description() -> None:
+    exact, fast = Attention(score=softcap(30.0)), Attention(score=softcap(30.0, approximate=True))
+    assert exact.variant.variant_key() != fast.variant.variant_key()
+    assert str(softcap(30.0, approximate=True)) == "softcap(30, approximate)"
+    q, k, v = (torch.randn(1, 2, 9, 64) * 4 for _ in range(3))
+    close(reference(exact, q, k, v)[0], reference(fast, q, k, v)[0])
+
+
 def test_softcap_window_and_order_of_a_list() -> None:
     q, k, v = qkv(1, 2, 2, 6, 6)
     extra = torch.randn(2, 6, 6)

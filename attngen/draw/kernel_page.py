@@ -40,7 +40,7 @@ class Drawn:
 
     def registers(self) -> tuple[Picture, ...]:
         return tuple(
-            registers.registers_picture(role, role.regs)
+            registers.registers_picture(k, role, role.regs)
             for k in self.kernel.schedule.kernels for role in k.roles if role.values
         )  # fmt: skip
 

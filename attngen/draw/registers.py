@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from attngen.draw.picture import Line, Picture, Rect, Text, ticks
 from attngen.ir import ops as o
-from attngen.ir.rules.values import Cell, cells, read_cells
-from attngen.ir.schedule import Role, Value
-from attngen.ir.walk import Edge, Event, Scenario, Share, tiles_of, walk_role, writes
+from attngen.ir.rules.uses import Cell, Uses, cells
+from attngen.ir.schedule import Kernel, Role, Value
+from attngen.ir.walk import Edge, Event, Scenario, Share, Stretch, Walker, facts_of, tiles_of
 
 LEFT, WIDE, HIGH, CURVE, TOP = 150, 900, 17, 110, 40
 COLOURS = {"acc": "c0", "opA": "c2", "row": "c4", "col": "c5", "uni": "c6"}
@@ -29,52 +29,53 @@ class Moment:
     alive: frozenset[Cell]
 
 
-def moments(role: Role) -> tuple[Moment, ...]:
+def moments(kernel: Kernel, role: Role) -> tuple[Moment, ...]:
     """One item with a tile of each class and the rare blocks entered. What an asynchronous product reads or writes is
     alive until it is waited for."""
     values = {v.name: v for v in role.values}
     start = max((t.start for t in tiles_of(role)), default=0)
     classes = max((len(t.ranges) for t in tiles_of(role)), default=1)
-    tiles = start + max(2, classes)
-    events = [e for e in walk_role(role, 0, Scenario((tiles,), Share.EACH, rare=True)) if e.item == 0]
+    scenario = Scenario((start + max(2, classes),), Share.EACH, rare=True)
+    stretches = [s for s in Walker(role).walk(0, scenario) if s.item == 0]
+    names = [name for name, s in zip(_parts(role, stretches), stretches, strict=True) for _ in s.events]
+    see = Uses((role,), facts_of(kernel))
+    uses = [see(role, event)[1] for s in stretches for event in s.events]
     held: dict[int, set[Cell]] = {}
     issued: dict[str, set[Cell]] = {}
-    for k, event in enumerate(events):
-        if isinstance(event.op, o.Wgmma):
-            issued.setdefault(event.op.group, set()).update(cells(event, (event.op.d, event.op.a), values))
-        elif isinstance(event.op, o.Retire):
-            held[k] = issued.pop(event.op.group, set())
-    names = list(_parts(role, events))
+    for k, use in enumerate(uses):
+        if isinstance(use.op, o.Wgmma):
+            issued.setdefault(use.op.group, set()).update(cells(use.event, (use.op.d, use.op.a), values))
+        elif isinstance(use.op, o.Retire):
+            held[k] = issued.pop(use.op.group, set())
     alive: set[Cell] = set()
     found: list[Moment] = []
-    for k in range(len(events) - 1, -1, -1):
-        event = events[k]
-        written = set(cells(event, writes(event.op), values)) if event.op is not None else set[Cell]()
-        if event.op is not None:
-            found.append(Moment(event.op.id, names[k], frozenset(alive | written)))
-        alive -= written
-        alive |= set(read_cells(event, values)) | held.get(k, set())
+    for k in range(len(uses) - 1, -1, -1):
+        use = uses[k]
+        if use.op is not None:
+            found.append(Moment(use.op.id, names[k], frozenset(alive | set(use.writes))))
+        alive -= set(use.writes)
+        alive |= {*use.reads, *use.operands} | held.get(k, set())
     return tuple(reversed(found))
 
 
-def _parts(role: Role, events: list[Event]) -> Iterator[str]:
-    """The part of each event: a block by its name, a step by its number."""
+def _parts(role: Role, stretches: list[Stretch[Event]]) -> Iterator[str]:
+    """The part of each piece: a block by its name, a step by its number."""
     nodes = iter(role.item.body)
     part = ""
-    for event in events:
-        if event.edge is Edge.NODE:
-            node = next(nodes)
-            part = getattr(node, "name", "tiles")
-        elif event.edge is Edge.STEP:
-            part = f"tile {event.step}"
-        elif event.edge in (Edge.DRAIN, Edge.EXIT):
-            part = event.edge.value
+    for stretch in stretches:
+        edge = stretch.events[0].edge
+        if edge is Edge.NODE:
+            part = getattr(next(nodes), "name", "tiles")
+        elif edge is Edge.STEP:
+            part = f"tile {stretch.step}"
+        elif edge in (Edge.DRAIN, Edge.EXIT) and edge is not None:
+            part = edge.value
         yield part
 
 
-def registers_picture(role: Role, allowed: int) -> Picture:
+def registers_picture(kernel: Kernel, role: Role, allowed: int) -> Picture:
     """The sum over the values as a curve, below it a bar for each value while it is alive. `allowed`: of a thread."""
-    walked = moments(role)
+    walked = moments(kernel, role)
     values = {v.name: v for v in role.values}
     step = WIDE / max(len(walked), 1)
     order = sorted({c for m in walked for c in m.alive}, key=lambda c: (list(values).index(c[0]), c[1]))

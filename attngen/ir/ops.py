@@ -56,10 +56,19 @@ class Op:
         return tuple(self._refs("writes"))
 
     def _refs(self, role: str) -> Iterator[Ref]:
-        for f in fields(self):
-            if role in f.metadata.get("access", ()):
-                value = getattr(self, f.name)
-                yield from (value if isinstance(value, tuple) else (value,))
+        for name in _ref_fields(type(self), role):
+            value = getattr(self, name)
+            yield from (value if isinstance(value, tuple) else (value,))
+
+
+_accessed: dict[tuple[type[Op], str], tuple[str, ...]] = {}
+
+
+def _ref_fields(cls: type[Op], role: str) -> tuple[str, ...]:
+    """Names of the fields that an op reads or writes; asked for at every walk."""
+    if (cls, role) not in _accessed:
+        _accessed[cls, role] = tuple(f.name for f in fields(cls) if role in f.metadata.get("access", ()))
+    return _accessed[cls, role]
 
 
 def _in() -> Ref:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from functools import lru_cache
+from typing import Generic, TypeVar
 
 from attngen.expr import DType, Expr, substitute, var, variables
 from attngen.expr import Op as ExprOp
 from attngen.ir.ops import Map, MmaSync, Op, Pointwise, Ref, ScanTiles, SortItems, StFrag, Stmt, Wgmma
-from attngen.ir.schedule import Block, Classes, Guard, Kernel, Role, Step, Tiles
+from attngen.ir.schedule import Block, Classes, Guard, Kernel, Role, Step, Tiles, ops_of
 
 Env = Mapping[Expr, int]
 
@@ -63,20 +63,30 @@ class Edge(Enum):
     EXIT = "exit"  # after the last item
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Event:
-    """An op that is executed (or an edge that is crossed): `item` and `step` say when, `env` the integers known."""
+    """An op that is executed, or an edge that is crossed. `known`: what the indices and predicates of its piece are."""
 
     op: Op | None
-    env: Env
-    item: int
-    step: int
+    known: Mapping[Expr, int | None]
     edge: Edge | None = None
-    guard: Guard | None = None
-    branch: bool = False  # executed under a run-time branch: a guard, or the ops of a class in a shared body
+    guard: Guard | None = None  # what the edge leads into, or what the op is in
 
     def index(self, ref: Ref) -> tuple[int | None, ...]:
-        return tuple(value(i, self.env) for i in ref.index)
+        return tuple(self.known[i] for i in ref.index)
+
+
+E = TypeVar("E")
+
+
+@dataclass(frozen=True, eq=False)
+class Stretch(Generic[E]):
+    """A piece of a walk without a backward edge: where in the walk it is (`step` -1: outside of a loop), and what
+    happens. Pieces in which the same happens have one tuple of events, however often they are walked."""
+
+    item: int
+    step: int
+    events: tuple[E, ...]
 
 
 @dataclass(frozen=True)
@@ -132,100 +142,147 @@ def scenarios(kernel: Kernel, items: int) -> tuple[Scenario, ...]:
     return tuple(result.values())
 
 
-def walk_role(role: Role, warpgroup: int, scenario: Scenario) -> Iterator[Event]:
-    """The events of one of the `split` parts of a role, over the items of the scenario."""
-    for item, tiles in enumerate(scenario.tiles):
-        yield from _Walk(role, warpgroup, scenario, item, tiles).body()
-    walk = _Walk(role, warpgroup, scenario, len(scenario.tiles), scenario.tiles[-1])
-    yield walk.edge(Edge.EXIT, walk.env, -1)
-    yield from walk.steps(role.exit, walk.env, -1, "")
+class Walker:
+    """Walks a role. What it has worked out for one scenario it keeps for the others: they differ in few places."""
 
+    def __init__(self, role: Role) -> None:
+        self.role = role
+        self.lets = _bound(role.item.lets)
+        self.heads = {id(n): _bound((*n.lets, *n.phase)) for n in tiles_of(role)}
+        self.items: dict[tuple[object, ...], _Item] = {}
+        self.depends: dict[int, tuple[Expr, ...]] = {}
+        self.pieces: dict[tuple[object, ...], tuple[Event, ...]] = {}
+        self.branches: dict[int, Guard] = {}
 
-@dataclass
-class _Walk:
-    role: Role
-    warpgroup: int
-    scenario: Scenario
-    item: int
-    tiles: int
+    def walk(self, warpgroup: int, scenario: Scenario) -> Iterator[Stretch[Event]]:
+        """What one of the `split` parts of the role does, over the items of the scenario and until the CTA ends."""
+        for number, tiles in enumerate(scenario.tiles):
+            item = self.item(warpgroup, tiles, scenario.share)
+            yield Stretch(number, -1, self.piece(Edge.ITEM, (), item.env, scenario.rare))
+            for node in self.role.item.body:
+                ops = node.ops if isinstance(node, Block) else ()
+                yield Stretch(number, -1, self.piece(Edge.NODE, ops, item.env, scenario.rare))
+                if isinstance(node, Tiles):
+                    yield from self.loop(node, number, item, scenario)
+        env = self.item(warpgroup, scenario.tiles[-1], scenario.share).env
+        yield Stretch(len(scenario.tiles), -1, self.piece(Edge.EXIT, self.role.exit, env, scenario.rare))
 
-    def __post_init__(self) -> None:
-        env: dict[Expr, int] = {integer("w"): self.warpgroup}
-        for loop in tiles_of(self.role):
-            for r, end in zip(loop.ranges, self.scenario.share.ends(self.tiles, len(loop.ranges)), strict=True):
-                env[r.end] = end
-        self.env = evaluated(self.role.item.lets, env, fixed=env)
+    def item(self, warpgroup: int, tiles: int, share: Share) -> _Item:
+        key = (warpgroup, tiles, share)
+        if key not in self.items:
+            env: dict[Expr, int] = {_PART: warpgroup}
+            for loop in tiles_of(self.role):
+                for r, end in zip(loop.ranges, share.ends(tiles, len(loop.ranges)), strict=True):
+                    env[r.end] = end
+            self.items[key] = _Item(tiles, evaluated(self.lets, env, fixed=env))
+        return self.items[key]
 
-    def edge(self, edge: Edge, env: Env, step: int, guard: Guard | None = None) -> Event:
-        return Event(None, env, self.item, step, edge, guard)
-
-    def body(self) -> Iterator[Event]:
-        yield self.edge(Edge.ITEM, self.env, -1)
-        for node in self.role.item.body:
-            yield self.edge(Edge.NODE, self.env, -1)
-            if isinstance(node, Block):
-                yield from self.steps(node.ops, self.env, -1, "")
-            else:
-                yield from self.loop(node)
-
-    def loop(self, node: Tiles) -> Iterator[Event]:
+    def loop(self, node: Tiles, number: int, item: _Item, scenario: Scenario) -> Iterator[Stretch[Event]]:
         """Ranges are entered at phase 0 and left after whole rounds; the last tile ends the loop at any phase."""
-        last, t = self.tiles, node.start
-        for r, end in zip(node.ranges, self.scenario.share.ends(self.tiles, len(node.ranges)), strict=True):
+        last, t, head = item.tiles, node.start, self.heads[id(node)]
+        branches = node.classes is Classes.BRANCH
+        for r, end in zip(node.ranges, scenario.share.ends(last, len(node.ranges)), strict=True):
             while t < end:
                 for _ in range(node.unroll):
                     if t >= last:
                         break
-                    env = self.at(node, t)
-                    yield self.edge(Edge.STEP, env, t)
-                    yield from self.steps(node.step, env, t, r.cls, node.classes is Classes.BRANCH)
+                    env = item.at(node, head, t)
+                    yield Stretch(number, t, self.piece(Edge.STEP, node.step, env, scenario.rare, r.cls, branches))
                     t += 1
         if node.drain:
-            env = self.at(node, t)
-            yield self.edge(Edge.DRAIN, env, t)
-            yield from self.steps(node.drain, env, t, "")
+            env = item.at(node, head, t)
+            yield Stretch(number, t, self.piece(Edge.DRAIN, node.drain, env, scenario.rare))
 
-    def at(self, node: Tiles, t: int) -> Env:
-        return evaluated((*node.lets, *node.phase), {**self.env, integer(node.var): t})
+    # ---- straight lines ------------------------------------------------------------------------------------------
 
-    def steps(self, ops: tuple[Step, ...], env: Env, step: int, cls: str, branches: bool = False) -> Iterator[Event]:
+    def piece(
+        self, edge: Edge, ops: tuple[Step, ...], env: Env, rare: bool, cls: str = "", branches: bool = False
+    ) -> tuple[Event, ...]:
+        """The edge and the ops behind it. They depend on the walk through their predicates and indices alone."""
+        if id(ops) not in self.depends:
+            self.depends[id(ops)] = tuple(dict.fromkeys(_depends(ops)))
+        known = {e: value(e, env) for e in self.depends[id(ops)]}
+        key = (edge, id(ops), cls, branches, rare, *known.values())
+        if key not in self.pieces:
+            line = self.line(ops, known, rare, cls, branches)
+            self.pieces[key] = (Event(None, known, edge), *line)
+        return self.pieces[key]
+
+    def line(
+        self, ops: tuple[Step, ...], known: Mapping[Expr, int | None], rare: bool, cls: str, branches: bool
+    ) -> Iterator[Event]:
+        def executed(op: Op) -> bool:
+            decided = None if op.when is None else known[op.when]
+            return op.when is None or (rare if decided is None else bool(decided))
+
+        def inside(guard: Guard) -> Iterator[Event]:
+            yield Event(None, known, Edge.ENTER, guard)
+            yield from (Event(op, known, guard=guard) for op in guard.body if executed(op))
+            yield Event(None, known, Edge.LEAVE, guard)
+
         for op in ops:
             if op.only and op.only != cls:
                 continue
-            branch = branches and bool(op.only)
             if isinstance(op, Guard):
-                if self.scenario.rare:
-                    yield self.edge(Edge.ENTER, env, step, op)
-                    for inner in op.body:
-                        if self.executed(inner, env):
-                            yield Event(inner, env, self.item, step, guard=op, branch=True)
-                    yield self.edge(Edge.LEAVE, env, step, op)
-            elif self.executed(op, env):
-                if branch:
-                    # a branch around one op is judged as a guard around it
-                    around = Guard(id=op.id, pred=_TRUE, body=(op,), touches=(*op.reads(), *op.writes()))
-                    yield self.edge(Edge.ENTER, env, step, around)
-                    yield Event(op, env, self.item, step, guard=around, branch=True)
-                    yield self.edge(Edge.LEAVE, env, step, around)
+                if rare:
+                    yield from inside(op)
+            elif executed(op):
+                if branches and op.only:
+                    yield from inside(self.branch(op))
                 else:
-                    yield Event(op, env, self.item, step)
+                    yield Event(op, known)
 
-    def executed(self, op: Op, env: Env) -> bool:
-        decided = None if op.when is None else value(op.when, env)
-        return op.when is None or (self.scenario.rare if decided is None else bool(decided))
+    def branch(self, op: Op) -> Guard:
+        """A branch around one op is judged as a guard around it."""
+        if id(op) not in self.branches:
+            touches = (*op.reads(), *op.writes())
+            self.branches[id(op)] = Guard(id=op.id, pred=_TRUE, body=(op,), touches=touches)
+        return self.branches[id(op)]
 
 
 _TRUE = var("true", DType.BOOL)
+_PART = integer("w")
+_Bound = tuple[tuple[Expr, Expr], ...]  # a name and its value
 
 
-def evaluated(lets: tuple[Stmt, ...], env: Env, fixed: Env | None = None) -> dict[Expr, int]:
+@dataclass
+class _Item:
+    """The integers known in an item of so many tiles, and in the steps of its loops."""
+
+    tiles: int
+    env: Env
+    steps: dict[tuple[int, int], Env] = field(default_factory=dict)
+
+    def at(self, node: Tiles, head: _Bound, t: int) -> Env:
+        key = (id(node), t)
+        if key not in self.steps:
+            self.steps[key] = evaluated(head, {**self.env, integer(node.var): t})
+        return self.steps[key]
+
+
+def _bound(lets: tuple[Stmt, ...]) -> _Bound:
+    return tuple((var(let.target, let.value.dtype), let.value) for let in lets)
+
+
+def _depends(ops: tuple[Step, ...]) -> Iterator[Expr]:
+    """Predicates of the ops and indices of what they and their guards name."""
+    for step in ops:
+        inner, refs = (step.body, step.touches) if isinstance(step, Guard) else ((step,), ())
+        for op in inner:
+            refs = (*refs, *references(op))
+            if op.when is not None:
+                yield op.when
+        for ref in refs:
+            yield from ref.index
+
+
+def evaluated(lets: _Bound, env: Env, fixed: Env | None = None) -> dict[Expr, int]:
     """`env` after the statements, as far as their values are known. What a scenario fixes is not computed again."""
     result = dict(env)
-    for let in lets:
-        name = var(let.target, let.value.dtype)
+    for name, wanted in lets:
         if fixed is not None and name in fixed:
             continue
-        known = value(let.value, result)
+        known = value(wanted, result)
         result.pop(name, None)
         if known is not None:
             result[name] = known
@@ -242,12 +299,10 @@ def resolved(e: Expr, lets: tuple[Stmt, ...]) -> Expr:
 # ---- what ops read and write -----------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=4096)
 def writes(op: Op) -> tuple[Ref, ...]:
     return op.writes()
 
 
-@lru_cache(maxsize=4096)
 def reads(op: Op) -> tuple[Ref, ...]:
     """As Op.reads, but exact: an accumulator that is overwritten is not read, nor is what a map itself made before."""
     if isinstance(op, MmaSync | Wgmma):
@@ -282,15 +337,28 @@ def expressions(op: Op) -> Iterator[Expr]:
             yield ref.cols
 
 
-@lru_cache(maxsize=4096)
 def operands(op: Op) -> frozenset[str]:
     """The variables in the expressions of an op outside of its statements."""
     return variables(*expressions(op))
 
 
-@lru_cache(maxsize=4096)
 def references(op: Op) -> tuple[Ref, ...]:
     found: list[Ref] = []
     for item in vars(op).values():
         found += [r for r in (item if isinstance(item, tuple) else (item,)) if isinstance(r, Ref)]
     return tuple(found)
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """What an op names, worked out once: walks execute it often."""
+
+    reads: tuple[Ref, ...]
+    writes: tuple[Ref, ...]
+    references: tuple[Ref, ...]
+    operands: frozenset[str]
+
+
+def facts_of(kernel: Kernel) -> Mapping[int, Facts]:
+    """Of each op, by its identity."""
+    return {id(op): Facts(reads(op), writes(op), references(op), operands(op)) for _, op in ops_of(kernel)}

@@ -14,7 +14,7 @@ from attngen.expr import variables
 from attngen.ir import ops as o
 from attngen.ir.ops import Op, Ref
 from attngen.ir.schedule import Guard, Kernel, Role, Tiles, steps_of
-from attngen.ir.walk import Edge, Event, Scenario, Share, integer, tiles_of, walk_role
+from attngen.ir.walk import Edge, Event, Scenario, Share, Stretch, Walker, integer, tiles_of
 from attngen.model.cost import Costs, Product, Work
 from attngen.model.rates import PARTITIONS, SLOW, Instr, Rates
 
@@ -140,11 +140,11 @@ def streams(kernel: Kernel, rates: Rates, tiles: tuple[int, ...], first_class: b
     for role in kernel.roles:
         warps = 1 if role.single else role.warps // role.split
         teams = max(1, warps // PARTITIONS)  # several warps of a part on a sub-partition: streams of their own
-        builder = Builder(kernel, role, rates, teams)
+        builder, walker = Builder(kernel, role, rates, teams), Walker(role)
         actions: tuple[Action, ...] = ()
         for part in range(role.split):
             if not part or not alike(role):
-                actions = tuple(builder.actions(walk_role(role, part, scenario)))
+                actions = tuple(builder.actions(walker.walk(part, scenario)))
             result += [
                 Stream(role, part, cta, 32 * warps // teams, min(1.0, warps / PARTITIONS), actions)
                 for cta in range(kernel.min_ctas)
@@ -178,10 +178,10 @@ class Builder:
         guards = sum(isinstance(s, Guard) for loop in tiles_of(role) for s in loop.step)
         self.control = Action(Does.PASS, "loop", amount=rates.branch + guards * rates.issue)
 
-    def actions(self, events: Iterator[Event]) -> Iterator[Action]:
+    def actions(self, stretches: Iterator[Stretch[Event]]) -> Iterator[Action]:
         end = Action(Does.END)
         first = True
-        for event in events:
+        for step, event in ((s.step, e) for s in stretches for e in s.events):
             if event.op is not None:
                 yield from self.of(event.op, event)
             elif event.edge is Edge.ITEM or event.edge is Edge.EXIT:
@@ -191,7 +191,7 @@ class Builder:
                 if event.edge is Edge.EXIT:
                     return
             elif event.edge is Edge.STEP:
-                yield Action(Does.STEP, amount=event.step)
+                yield Action(Does.STEP, amount=step)
                 yield self.control
 
     def of(self, op: Op, event: Event) -> tuple[Action, ...]:

@@ -14,7 +14,7 @@ import networkx as nx
 from attngen.ir import ops as o
 from attngen.ir.ops import Op
 from attngen.ir.schedule import Kernel, Role
-from attngen.ir.walk import Event, Scenario, Share, reads, walk_role, writes
+from attngen.ir.walk import Event, Scenario, Share, Walker, facts_of
 from attngen.model.actions import Action, Builder, Does, loops
 from attngen.model.rates import Rates, rates
 from attngen.target import Target
@@ -106,6 +106,7 @@ def _positive(graph: nx.MultiDiGraph[Node], step: float) -> tuple[Node, ...]:
 class _Graph:
     def __init__(self, kernel: Kernel, table: Rates, tiles: int, window: int) -> None:
         self.kernel, self.table, self.tiles = kernel, table, tiles
+        self.facts = facts_of(kernel)
         self.window = range(tiles - 1 - window, tiles - 1)  # the steps whose incoming edges are kept
         self.graph: nx.MultiDiGraph[Node] = nx.MultiDiGraph()
         self.arrivals: dict[tuple[object, ...], list[tuple[_Use, float, float]]] = {}  # with count and latency
@@ -131,9 +132,10 @@ class _Graph:
 
     # ---- inside a stream -----------------------------------------------------------------------------------------
 
-    def events(self, role: Role, part: int) -> Iterator[Event]:
-        walked = walk_role(role, part, Scenario((self.tiles,), Share.LAST, rare=False))
-        return (e for e in walked if e.op is not None)
+    def events(self, role: Role, part: int) -> Iterator[tuple[int, Event, Op]]:
+        """With the step of each."""
+        walked = Walker(role).walk(part, Scenario((self.tiles,), Share.LAST, rare=False))
+        return ((s.step, e, e.op) for s in walked for e in s.events if e.op is not None)
 
     def stream(self, role: Role, part: int) -> None:
         table, lane = self.table, f"{role.name}{part}" if role.split > 1 else role.name
@@ -142,13 +144,11 @@ class _Graph:
         product: tuple[_Use, float] | None = None
         written: dict[tuple[object, ...], tuple[_Use, float]] = {}
         groups: dict[str, tuple[_Use, float]] = {}
-        for place, event in enumerate(self.events(role, part)):
-            op = event.op
-            assert op is not None
+        for place, (step, event, op) in enumerate(self.events(role, part)):
             actions = builder.of(op, event)
-            use = _Use((lane, op.id), event.step, place)
+            use = _Use((lane, op.id), step, place)
             took = occupancy(actions, table)
-            if event.step in self.window:
+            if step in self.window:
                 self.graph.add_node(use.node, actions=actions)
             if previous is not None:
                 self.edge("order", previous[0], use, previous[1])
@@ -170,12 +170,12 @@ class _Graph:
         self, op: Op, event: Event, use: _Use, took: float, written: dict[tuple[object, ...], tuple[_Use, float]]
     ) -> None:
         """From who made a register value to who reads it; copies are values of their own."""
-        for ref in reads(op):
+        for ref in self.facts[id(op)].reads:
             key = (ref.name, *event.index(ref))
             made = written.get(key)
             if made is not None:
                 self.edge("value", made[0], use, made[1])
-        for ref in writes(op):
+        for ref in self.facts[id(op)].writes:
             key = (ref.name, *event.index(ref))
             written[key] = use, took
 

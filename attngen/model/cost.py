@@ -60,7 +60,7 @@ class Varies(IntFlag):
 
 _ELEM = Varies.ROW | Varies.COL
 _FREE = {ExprOp.CONST, ExprOp.VAR, ExprOp.NEG, ExprOp.NOT}
-_MUFU = {ExprOp.EXP2, ExprOp.LOG2, ExprOp.RCP}
+_MUFU = {ExprOp.EXP2, ExprOp.LOG2, ExprOp.RCP, ExprOp.TANH_APPROX}
 _WITH_SCALE = {ExprOp.EXP, ExprOp.LOG}
 _COMPARES = {ExprOp.EQ, ExprOp.NE, ExprOp.LT, ExprOp.LE, ExprOp.GT, ExprOp.GE}
 DIVISION = {Instr.MUFU: 1.0, Instr.FMA: 8.0, Instr.ALU: 2.0}  # correctly rounded: a reciprocal, Newton steps, a check

@@ -13,7 +13,7 @@ from attngen.ir.columns import column_step
 from attngen.ir.ops import Scope, Stmt
 
 _LEVEL = {Scope.ITEM: 0, Scope.ROW: 1, Scope.COL: 1, Scope.ELEM: 2}
-_COSTLY = frozenset({Op.LOAD, Op.EXP2, Op.LOG2, Op.RCP, Op.DIV, Op.SQRT, Op.FLOORDIV, Op.MOD})
+_COSTLY = frozenset({Op.LOAD, Op.EXP2, Op.LOG2, Op.RCP, Op.TANH_APPROX, Op.DIV, Op.SQRT, Op.FLOORDIV, Op.MOD})
 _TYPES = frozenset({"u8", "u16", "u32", "u64"})  # of the kernel text: no names for values
 
 

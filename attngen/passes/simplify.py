@@ -105,6 +105,9 @@ def _hardware(e: Expr) -> Expr | None:
         case Op.MUL if e.args[1].op is Op.CONST and e.args[0].op is Op.MUL and e.args[0].args[1].op is Op.CONST:
             if e.dtype is DType.F32:  # (x * c1) * c2, as nested rules leave it
                 return mul(e.args[0].args[0], _product(e.args[0].args[1], e.args[1]))
+        case Op.MUL if e.dtype is DType.F32 and e.args[1].op is Op.CONST and e.args[0].op is Op.MUL:
+            # (scale * s) * c: one multiplication an element, by a scalar of the item
+            return scaled(*e.args) if any(not _varies(a) for a in e.args[0].args) and _varies(e.args[0]) else None
         case Op.F32:
             return _convert(e.args[0])
         case _:

@@ -63,6 +63,8 @@ DI u32 ld_shared_u32(u32 addr, LINE) { return *(const u32*)emu::shared_read(addr
 DI float exp2_approx(float x, LINE) { return emu::flush(__builtin_exp2f(emu::flush(emu::used(x, line)))); }
 DI float log2_approx(float x) { return emu::flush(__builtin_log2f(emu::flush(x))); }
 DI float rcp_approx(float x) { return emu::flush(1.0f / emu::flush(x)); }
+// as inexact as the instruction may be: the bits below its relative error are dropped
+DI float tanh_approx(float x) { return emu::float_of(emu::bits_of(__builtin_tanhf(x)) & 0xfffff000u); }
 DI float sqrt_f32(float x) { return __builtin_sqrtf(x); }
 DI float div_f32(float a, float b) { return a / b; }
 DI float fma_f32(float a, float b, float c) { return __builtin_fmaf(a, b, c); }

@@ -155,6 +155,13 @@ DI float rcp_approx(float x) {
   return y;
 }
 
+// tanh.approx.f32: tanh(x), relative error 2^-11
+DI float tanh_approx(float x) {
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // sqrt.rn.f32
 DI float sqrt_f32(float x) { return __fsqrt_rn(x); }
 

@@ -23,7 +23,7 @@ def copy_groups(case: Case) -> Iterator[Finding]:
             told.add((op.id, message))
             yield Finding("copy-groups", message, op.id)
 
-    for walked in case.walks:
+    for walked in case.memory.walks:
         closed: list[str] = []
         copies: list[o.CpAsync] = []
         arrived = 0

@@ -3,14 +3,15 @@ serialises every product of the kernel, at half the speed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from attngen.ir import ops as o
 from attngen.ir.ops import Op, Ref, Unit
-from attngen.ir.rules.case import Case, Finding, Walk
-from attngen.ir.rules.values import Cell, cells
+from attngen.ir.rules.case import Case, Finding
+from attngen.ir.rules.uses import Cell, Use, cells
+from attngen.ir.rules.views import Walk
 from attngen.ir.schedule import Guard
-from attngen.ir.walk import Edge, Event, reads, writes
+from attngen.ir.walk import Edge, Event, Facts
 
 WIDE = (o.Sync, o.CtaSync, o.Enter, o.Leave, o.MbarWait, o.Open, o.Commit, o.Retire, o.Wgmma, o.CpWait, o.BulkRetire)
 WGMMA = (o.Wgmma, o.Open, o.Commit, o.Retire)
@@ -19,18 +20,19 @@ WGMMA = (o.Wgmma, o.Open, o.Commit, o.Retire)
 class _Flight:
     """Groups of one warpgroup, walked."""
 
-    def __init__(self, walked: Walk) -> None:
+    def __init__(self, walked: Walk[Use], facts: Mapping[int, Facts]) -> None:
+        self.facts = facts
         self.values = {v.name: v for v in walked.role.values}
         self.found: dict[tuple[str, str | None], str] = {}
         self.fenced = False
         self.dirty: set[Cell] = set()  # written by ordinary instructions, and in no fence since
         self.open: list[tuple[o.Wgmma, Event]] = []
         self.flight: list[tuple[str, set[Cell], set[Cell]]] = []  # group, accumulators, A fragments
-        for event in walked.events:
-            if event.op is None:
-                self.edge(event)
+        for use in walked.events:
+            if use.op is None:
+                self.edge(use.event)
             else:
-                self.op(event, event.op)
+                self.op(use, use.op)
 
     def say(self, rule: str, op: str | None, message: str) -> None:
         self.found.setdefault((rule, op), message)
@@ -63,7 +65,8 @@ class _Flight:
                 )
 
     def guard(self, event: Event, guard: Guard) -> None:
-        used = {r.name for op in guard.body for r in (*reads(op), *writes(op)) if r.name in self.values}
+        bodies = [r for f in (self.facts[id(op)] for op in guard.body) for r in (*f.reads, *f.writes)]
+        used = {r.name for r in bodies if r.name in self.values}
         missing = sorted(used - {r.name for r in guard.touches})
         uniform = {"uni"}
         missing = [m for m in missing if self.values[m].fragment.value not in uniform]
@@ -79,14 +82,14 @@ class _Flight:
                     guard.id,
                     f"a group is in flight across this guard, and {op.id} is not an op of one warp",
                 )
-        bodies = [r for op in guard.body for r in (*reads(op), *writes(op))]
         both = self.cells(event, *guard.touches, *bodies) & (d | a)
         if both:
             self.say("in-flight", guard.id, f"the guard touches {min(both)[0]}, which a group in flight holds")
 
     # ---- ops -----------------------------------------------------------------------------------------------------
 
-    def op(self, event: Event, op: Op) -> None:
+    def op(self, use: Use, op: Op) -> None:
+        event = use.event
         match op:
             case o.MbarWait():
                 self.fenced = False
@@ -112,7 +115,7 @@ class _Flight:
                 else:
                     del self.flight[: at + 1]  # groups complete in order
             case _:
-                self.ordinary(event, op)
+                self.ordinary(use, op)
 
     def issue(self, event: Event, op: o.Wgmma) -> None:
         if not self.fenced:
@@ -129,9 +132,9 @@ class _Flight:
         self.dirty -= d
         self.open.append((op, event))
 
-    def ordinary(self, event: Event, op: Op) -> None:
-        written = self.cells(event, *writes(op))
-        touched = written | self.cells(event, *reads(op))
+    def ordinary(self, use: Use, op: Op) -> None:
+        written = set(use.writes)
+        touched = written | set(use.reads)
         d, a = self.busy()
         if touched & (d | a):
             self.say(
@@ -145,10 +148,10 @@ def wgmma(case: Case) -> Iterator[Finding]:
     each issue segment starts with a fence that names the registers written since; groups are closed and waited for;
     registers of a group in flight are left alone. Named in-flight, open, groups, registers-in-flight, touches."""
     told: set[tuple[str, str | None]] = set()
-    for walked in case.walks:
-        if not any(isinstance(e.op, WGMMA) or e.guard is not None for e in walked.events):
+    for walked in case.registers.walks:
+        if not any(isinstance(u.op, WGMMA) or u.event.guard is not None for u in walked.events):
             continue
-        for (rule, op), message in _Flight(walked).found.items():
+        for (rule, op), message in _Flight(walked, case.facts).found.items():
             if (rule, op) not in told:
                 told.add((rule, op))
                 yield Finding(rule, f"{message}, {walked.scenario}", op)

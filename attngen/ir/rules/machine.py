@@ -17,10 +17,21 @@ from attngen.ir import ops as o
 from attngen.ir.ops import Op, Ref
 from attngen.ir.rules.case import Case
 from attngen.ir.rules.touch import Key, Touch, accesses, loaded_bytes, overlaps, streamed
+from attngen.ir.rules.views import Walk
 from attngen.ir.schedule import Role
-from attngen.ir.walk import Event, Scenario, walk_role
+from attngen.ir.walk import Event, Scenario
 
 Clock = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Act:
+    """An op that an agent executes, and when."""
+
+    op: Op
+    event: Event
+    item: int
+    step: int
 
 
 @dataclass
@@ -30,7 +41,7 @@ class Agent:
     warpgroup: int
     elected: bool
     warps: int
-    events: tuple[Event, ...]
+    acts: tuple[Act, ...]
     at: int = 0
     clock: Clock = field(default_factory=dict)
     seen: Clock = field(default_factory=dict)  # what the asynchronous proxy can see of others' ordinary writes
@@ -50,9 +61,8 @@ class Agent:
         return self.clock[self.name]
 
     def join(self, clock: Clock, seen: Clock) -> None:
-        for mine, other in ((self.clock, clock), (self.seen, seen)):
-            for key, tick in other.items():
-                mine[key] = max(mine.get(key, 0), tick)
+        _advance(self.clock, clock)
+        _advance(self.seen, seen)
 
 
 @dataclass
@@ -66,9 +76,8 @@ class Barrier:
 
     def add(self, agent: Agent) -> None:
         self.threads += agent.threads
-        for mine, other in ((self.clock, agent.clock), (self.seen, agent.seen)):
-            for key, tick in other.items():
-                mine[key] = max(mine.get(key, 0), tick)
+        _advance(self.clock, agent.clock)
+        _advance(self.seen, agent.seen)
 
 
 @dataclass
@@ -94,8 +103,8 @@ ELECTED = (o.MbarExpect, o.TmaLoad, o.TmaStore, o.TmaReduce, o.BulkLoad, o.BulkC
 
 
 class Machine:
-    def __init__(self, case: Case, scenario: Scenario) -> None:
-        self.case, self.kernel, self.scenario = case, case.kernel, scenario
+    def __init__(self, case: Case, scenario: Scenario, walks: tuple[Walk[Event], ...]) -> None:
+        self.case, self.kernel, self.scenario, self.walks = case, case.kernel, scenario, walks
         self.found: dict[tuple[str, str | None], VerifyError] = {}
         self.agents = list(self._agents())
         self.history: dict[Key, dict[tuple[str, bool, Touch, int | None], Access]] = defaultdict(dict)
@@ -113,15 +122,15 @@ class Machine:
 
     def _agents(self) -> Iterator[Agent]:
         alone = sum(1 if r.single else r.split * min(2, r.warps // r.split) for r in self.kernel.roles) == 1
-        for role in self.kernel.roles:
-            for w in range(role.split):
-                events = tuple(e for e in walk_role(role, w, self.scenario) if e.op is not None)
-                warps = 1 if role.single else role.warps // role.split
-                name = f"{role.name}[{w}]" if role.split > 1 else role.name
-                yield Agent(name, role, w, True, 1, events)
-                if warps > 1 or alone:
-                    # lanes of one warp need a barrier between them, too: a lone warp is two agents
-                    yield Agent(f"{name}'", role, w, False, max(warps - 1, 1), events)
+        for walked in self.walks:
+            role, w = walked.role, walked.warpgroup
+            acts = tuple(Act(e.op, e, s.item, s.step) for s in walked.stretches for e in s.events if e.op is not None)
+            warps = 1 if role.single else role.warps // role.split
+            name = f"{role.name}[{w}]" if role.split > 1 else role.name
+            yield Agent(name, role, w, True, 1, acts)
+            if warps > 1 or alone:
+                # lanes of one warp need a barrier between them, too: a lone warp is two agents
+                yield Agent(f"{name}'", role, w, False, max(warps - 1, 1), acts)
 
     # ---- running -----------------------------------------------------------------------------------------------
 
@@ -130,14 +139,14 @@ class Machine:
         while moved:
             moved = False
             for agent in self.agents:
-                while agent.at < len(agent.events) and self.step(agent, agent.events[agent.at]):
+                while agent.at < len(agent.acts) and self.step(agent, agent.acts[agent.at]):
                     agent.at += 1
                     agent.arrived = False
                     moved = True
-        stuck = [a for a in self.agents if a.at < len(a.events)]
+        stuck = [a for a in self.agents if a.at < len(a.acts)]
         if stuck:
-            places = ", ".join(f"{a.name} at {_id(a.events[a.at].op)}" for a in stuck)
-            self.report("deadlock", stuck[0].events[stuck[0].at].op, f"nothing can go on: {places} wait for ever")
+            places = ", ".join(f"{a.name} at {_id(a.acts[a.at].op)}" for a in stuck)
+            self.report("deadlock", stuck[0].acts[stuck[0].at].op, f"nothing can go on: {places} wait for ever")
         else:
             self.finish()
         return list(self.found.values())
@@ -147,10 +156,9 @@ class Machine:
         if key not in self.found:
             self.found[key] = VerifyError(rule, f"{message}, {self.scenario}", _id(op))
 
-    def step(self, agent: Agent, event: Event) -> bool:
-        """Executes one event; False: it has to wait."""
-        op = event.op
-        assert op is not None
+    def step(self, agent: Agent, act: Act) -> bool:
+        """Executes one op; False: it has to wait."""
+        op, event = act.op, act.event
         if isinstance(op, ELECTED) and not agent.elected:
             return True
         match op:
@@ -190,7 +198,7 @@ class Machine:
                 for clock in (agent.clock, agent.seen):
                     _reach(clock, f"wgmma {agent.name}", agent.numbers.get(op.group, 0))
             case _:
-                self.data(agent, event, op)
+                self.data(agent, act)
         return True
 
     def barrier(self, agent: Agent, op: Op, key: tuple[str, int], threads: int) -> bool:
@@ -209,10 +217,10 @@ class Machine:
         return gate.generation > agent.generation
 
     def standing(self, agent: Agent) -> tuple[str, int] | None:
-        event = agent.events[agent.at]
-        if isinstance(event.op, o.Sync):
-            return event.op.bar.name, _first(event, event.op.bar)
-        return ("cta", 0) if isinstance(event.op, o.CtaSync) else None
+        act = agent.acts[agent.at]
+        if isinstance(act.op, o.Sync):
+            return act.op.bar.name, _first(act.event, act.op.bar)
+        return ("cta", 0) if isinstance(act.op, o.CtaSync) else None
 
     # ---- order rings ---------------------------------------------------------------------------------------------
 
@@ -284,7 +292,8 @@ class Machine:
 
     # ---- data ----------------------------------------------------------------------------------------------------
 
-    def data(self, agent: Agent, event: Event, op: Op) -> None:
+    def data(self, agent: Agent, act: Act) -> None:
+        op, event = act.op, act.event
         for ref, touch, write, unit in accesses(op, self.case):
             if ref.name in self.case.buffers:
                 slot, part = self.case.slot(event, ref)
@@ -301,15 +310,16 @@ class Machine:
                 case _:
                     who, tick = f"{unit} {agent.name}", agent.committed[unit] + 1
             access = Access(tick, op.id, touch, part, generic=write and unit in ("", "cp"))
-            self.access(agent, event, op, (ref.name, slot), who, access, write, asynchronous=unit not in ("", "cp"))
+            self.access(agent, act, (ref.name, slot), who, access, write, asynchronous=unit not in ("", "cp"))
             if unit == "tma":
                 bar.loads.append(who)
                 bar.bytes -= loaded_bytes(op, self.case)
                 self.complete(bar)
 
     def access(
-        self, agent: Agent, event: Event, op: Op, key: Key, who: str, new: Access, write: bool, asynchronous: bool
+        self, agent: Agent, act: Act, key: Key, who: str, new: Access, write: bool, asynchronous: bool
     ) -> None:
+        op = act.op
         for other in (key, *self.overlaps.get(key, ())):
             for (name, wrote, touch, part), old in self.history[other].items():
                 if not (write or wrote) or (other == key and _apart(old, new, name, who, part, touch)):
@@ -322,27 +332,27 @@ class Machine:
                         "proxy", op, f"reads {key[0]} asynchronously; no proxy fence follows the write {old.op}"
                     )
         self.history[key][who, write, new.touch, new.part] = new
-        now = (op.id, event.item, event.step)
+        now = (op.id, act.item, act.step)
         if write:
             self.content[key] = now
             self.content.update(dict.fromkeys(self.overlaps.get(key, ())))
         else:
-            self.consume(agent, event, op, key)
+            self.consume(agent, act, key)
 
-    def consume(self, agent: Agent, event: Event, op: Op, key: Key) -> None:
+    def consume(self, agent: Agent, act: Act, key: Key) -> None:
         if self.content.get(key) is None:
             reason = (
                 f"{key[0]} is overwritten by a buffer at the same place"
                 if key in self.content
                 else f"{key[0]} was never written"
             )
-            self.report("shared-read", op, reason)
+            self.report("shared-read", act.op, reason)
         elif key[0] in self.streamed:
-            reader = (agent.name, op.id, key)
+            reader = (agent.name, act.op.id, key)
             item, step, content = self.consumed.get(reader, (-1, -1, None))
-            if item == event.item and step != event.step and content == self.content[key]:
-                self.report("stale", op, f"{key[0]} still holds the tile of an earlier step")
-            self.consumed[reader] = (event.item, event.step, self.content[key])
+            if item == act.item and step != act.step and content == self.content[key]:
+                self.report("stale", act.op, f"{key[0]} still holds the tile of an earlier step")
+            self.consumed[reader] = (act.item, act.step, self.content[key])
 
     def finish(self) -> None:
         for (name, slot), bar in self.mbarriers.items():
@@ -368,8 +378,8 @@ def order(case: Case) -> Iterator[VerifyError]:
     Named by what is wrong: race, proxy, shared-read, stale, deadlock, parity, arrivals, ring-balance, barrier-count,
     order-ring. The first scenario that shows a fault tells of it."""
     seen: set[tuple[str, str | None]] = set()
-    for scenario in case.scenarios:
-        for found in Machine(case, scenario).run():
+    for scenario, walks in case.memory.scenarios.items():
+        for found in Machine(case, scenario, walks).run():
             if (found.rule, found.op) not in seen:
                 seen.add((found.rule, found.op))
                 yield found
@@ -387,8 +397,14 @@ def _first(event: Event, ref: Ref) -> int:
     return (index[0] or 0) if index else 0
 
 
+def _advance(clock: Clock, other: Clock) -> None:
+    for key, tick in other.items():
+        if clock.get(key, 0) < tick:
+            clock[key] = tick
+
+
 def _reach(clock: Clock, unit: str, number: int) -> None:
-    clock[unit] = max(clock.get(unit, 0), number)
+    _advance(clock, {unit: number})
 
 
 def _apart(old: Access, new: Access, name: str, who: str, part: int | None, touch: Touch) -> bool:

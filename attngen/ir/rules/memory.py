@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from attngen.ir.rules.case import Case, Finding
-from attngen.ir.walk import reads, writes
 
 MBARRIER_ALIGN = 8
 
@@ -55,15 +54,14 @@ def overlap(case: Case) -> Iterator[Finding]:
             if start < high and low < end:
                 yield Finding("overlap", f"{name} lie in {other}")
     told: set[tuple[str, str]] = set()
-    for walked in case.walks:
+    for walked in case.memory.walks:
         last: dict[tuple[int, str], int] = {}
         first: dict[tuple[int, str], int] = {}
-        for at, event in enumerate(walked.events):
-            if event.op is None:
-                continue
-            for ref in (*reads(event.op), *writes(event.op)):
-                last[event.item, ref.name] = at
-                first.setdefault((event.item, ref.name), at)
+        for at, (item, op) in enumerate((s.item, e.op) for s in walked.stretches for e in s.events):
+            facts = case.facts.get(id(op))
+            for ref in (*facts.reads, *facts.writes) if facts else ():
+                last[item, ref.name] = at
+                first.setdefault((item, ref.name), at)
         for k, (a, start, end) in enumerate(spans):
             for b, low, high in spans[:k]:
                 if start < high and low < end and (a, b) not in told:

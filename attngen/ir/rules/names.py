@@ -121,13 +121,13 @@ def slots(case: Case) -> Iterator[Finding]:
     limits |= {f"{r.name}.{side}": r.slots for r in case.kernel.rings for side in ("full", "free")}
     limits |= {b.name: b.count for b in case.kernel.barriers}
     told: set[tuple[str, str]] = set()
-    for walked in case.walks:
-        copies = {v.name: v.copies for v in walked.role.values}
-        for event in walked.events:
+    for role, events in case.pieces:
+        known = {**limits, **{v.name: v.copies for v in role.values}}
+        for event in events:
             if event.op is None:
                 continue
-            for ref in references(event.op):
-                limit = {**limits, **copies}.get(ref.name, 1)
+            for ref in case.facts[id(event.op)].references:
+                limit = known.get(ref.name, 1)
                 index = event.index(ref)
                 wrong = index[:1] if limit > 1 else ()
                 if limit > 1 and (not index or index[0] is None):

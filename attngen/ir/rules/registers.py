@@ -5,38 +5,39 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from attngen.ir import ops as o
-from attngen.ir.rules.case import Case, Finding, Walk
-from attngen.ir.rules.values import Cell, cells, read_cells
-from attngen.ir.walk import writes
+from attngen.ir.rules.case import Case, Finding
+from attngen.ir.rules.uses import Cell, Use, cells
+from attngen.ir.rules.views import Walk
 from attngen.layout import Fragment
 
 # registers below the first accumulator; a rule that fitted every compile seen: necessary, not sufficient
 ADDRESSES = 24
 
 
-def peak(walked: Walk) -> tuple[int, str]:
+def peak(walked: Walk[Use]) -> tuple[int, str]:
     """Registers of accumulators and A fragments at the fullest point of a walk, and the op there."""
     values = {v.name: v for v in walked.role.values if v.fragment in (Fragment.ACC, Fragment.OPA)}
     size = {name: v.registers // v.copies for name, v in values.items()}
     held: dict[int, set[Cell]] = {}  # position of a wait for a group -> what the group holds until then
     issued: dict[str, set[Cell]] = {}
-    for k, event in enumerate(walked.events):
-        if isinstance(event.op, o.Wgmma):
-            issued.setdefault(event.op.group, set()).update(cells(event, (event.op.d, event.op.a), values))
-        elif isinstance(event.op, o.Retire):
-            held[k] = issued.pop(event.op.group, set())
+    uses = list(walked.events)
+    for k, use in enumerate(uses):
+        if isinstance(use.op, o.Wgmma):
+            issued.setdefault(use.op.group, set()).update(cells(use.event, (use.op.d, use.op.a), values))
+        elif isinstance(use.op, o.Retire):
+            held[k] = issued.pop(use.op.group, set())
     live: set[Cell] = set()
     best, at = 0, ""
-    for k, event in reversed(list(enumerate(walked.events))):
-        op = event.op
-        if op is None:
+    for k, use in reversed(list(enumerate(uses))):
+        if use.op is None:
             continue
-        written = set(cells(event, writes(op), values))
+        written = {c for c in use.writes if c[0] in size}
         total = sum(size[name] for name, _ in live | written)
         if total > best:
-            best, at = total, op.id
+            best, at = total, use.op.id
         live -= written
-        live |= set(read_cells(event, values)) | held.get(k, set())
+        live.update(c for c in (*use.reads, *use.operands) if c[0] in size)
+        live |= held.get(k, set())
     return best, at
 
 
@@ -46,7 +47,7 @@ def registers(case: Case) -> Iterator[Finding]:
     for role in case.kernel.roles:
         if role.regs > case.target.max_regs:
             yield Finding("registers", f"role {role.name} asks for {role.regs}; a thread has {case.target.max_regs}")
-        full, at = max((peak(w) for w in case.walks if w.role is role), default=(0, ""))
+        full, at = max((peak(w) for w in case.registers.walks if w.role is role), default=(0, ""))
         if full and ADDRESSES + full >= role.regs:
             yield Finding(
                 "registers",

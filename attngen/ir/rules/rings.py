@@ -13,8 +13,9 @@ from attngen.expr import DType, Expr, var, variables
 from attngen.expr import Op as ExprOp
 from attngen.ir import ops as o
 from attngen.ir.ops import Op, Ref
-from attngen.ir.rules.case import Case, Finding, Walk
+from attngen.ir.rules.case import Case, Finding
 from attngen.ir.rules.touch import accesses, loaded_bytes
+from attngen.ir.rules.views import Walk
 from attngen.ir.schedule import Role, Tiles
 from attngen.ir.walk import Edge, Event, Scenario, resolved, tiles_of, value
 
@@ -72,7 +73,7 @@ class _Side:
     """A role part with the slots it holds."""
 
     case: Case
-    walked: Walk
+    walked: Walk[Event]
     held: dict[Slot, str] = field(default_factory=dict)
     filling: dict[Slot, _Fill] = field(default_factory=dict)
     readers: dict[Slot, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))  # slot -> group -> op
@@ -217,7 +218,7 @@ def _count(op: o.MbarArrive | o.MbarExpect, role: Role) -> int:
     return 32 * warps if op.each_thread else warps
 
 
-def _arrivals(case: Case, scenario: Scenario, walks: list[Walk]) -> Iterator[tuple[str, str]]:
+def _arrivals(case: Case, scenario: Scenario, walks: tuple[Walk[Event], ...]) -> Iterator[tuple[str, str]]:
     """A phase takes the arrivals of all who use a slot, counted once a use."""
     counts: Counter[tuple[str, int]] = Counter()
     uses: dict[tuple[str, int], int] = defaultdict(int)
@@ -247,7 +248,7 @@ def protocol(case: Case) -> Iterator[Finding]:
     if not (case.kernel.rings or case.kernel.orders):
         return
     told: set[tuple[str, str | None]] = set()
-    for walked in case.walks:
+    for walked in case.memory.walks:
         for key, message in _Side(case, walked).run().items():
             if key not in told:
                 told.add(key)
@@ -258,8 +259,8 @@ def protocol(case: Case) -> Iterator[Finding]:
             yield Finding(
                 "bytes", f"ring {ring.name} counts {ring.full_bytes} bytes; its buffers hold {carried} a slot"
             )
-    for scenario in case.scenarios:
-        for name, message in _arrivals(case, scenario, [w for w in case.walks if w.scenario is scenario]):
+    for scenario, walks in case.memory.scenarios.items():
+        for name, message in _arrivals(case, scenario, walks):
             if ("arrivals", name) not in told:
                 told.add(("arrivals", name))
                 yield Finding("arrivals", message)
@@ -269,7 +270,7 @@ def bulk(case: Case) -> Iterator[Finding]:
     """A store by the copy engine reads its tile later: the tile stays as it is until the group is retired, and the CTA
     does not end before."""
     told: set[tuple[str, str | None]] = set()
-    for walked in case.walks:
+    for walked in case.memory.walks:
         waiting: list[tuple[str, int, Op]] = []
         groups: list[list[tuple[str, int, Op]]] = []
         found: list[tuple[str, str]] = []

@@ -3,75 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 
 from attngen.expr import Expr, variables, walk
 from attngen.expr import Op as ExprOp
 from attngen.ir import ops as o
-from attngen.ir.ops import Op, Ref, Scope
+from attngen.ir.ops import Op, Scope
 from attngen.ir.rules.case import Case, Finding, ops
-from attngen.ir.schedule import WORK_TABLE, Access, Kernel, Value, WorkSource
-from attngen.ir.walk import Edge, Event, expressions, operands, reads, statements, writes
+from attngen.ir.rules.uses import Cell
+from attngen.ir.schedule import WORK_TABLE, Access, Kernel, WorkSource
+from attngen.ir.walk import Edge, expressions, statements
 from attngen.layout import Fragment
-
-Cell = tuple[str, int]  # a value and its copy
-
-
-def cells(event: Event, refs: tuple[Ref, ...], values: dict[str, Value]) -> Iterator[Cell]:
-    for ref in refs:
-        value = values.get(ref.name)
-        if value is not None:
-            index = event.index(ref)
-            yield ref.name, (index[0] or 0) if index and value.copies > 1 else 0
-
-
-def read_cells(event: Event, values: dict[str, Value]) -> Iterator[Cell]:
-    op = event.op
-    if op is not None:
-        extra = () if isinstance(op, o.Vote) else operands(op) & values.keys()
-        yield from cells(event, (*reads(op), *(Ref(name=n) for n in sorted(extra))), values)
-    elif event.edge is Edge.ENTER and event.guard is not None:
-        yield from cells(event, tuple(Ref(name=n) for n in sorted(variables(event.guard.pred))), values)
 
 
 def defined(case: Case) -> Iterator[Finding]:
     """No path of the walk reads a register that it did not write in this item: a loop may run zero times, a guard may
     be skipped, and what an earlier item left is not the value that is meant."""
     told: set[tuple[str, str | None]] = set()
-    for walked in case.walks:
-        values = {v.name: v for v in walked.role.values}
+    for walked in case.registers.walks:
         written: set[Cell] = set()
-        for event in walked.events:
+        for use in walked.events:
+            event = use.event
             if event.edge is Edge.ITEM:
                 written.clear()
-            name = event.op.id if event.op is not None else event.guard.id if event.guard is not None else None
-            for cell in read_cells(event, values):
-                if cell not in written and (cell[0], name) not in told:
-                    told.add((cell[0], name))
-                    yield Finding("defined", f"{cell[0]} is read and was not written, {walked.scenario}", name)
-            if event.op is not None:
-                written.update(cells(event, writes(event.op), values))
+            for cell in (*use.reads, *use.operands):
+                if cell not in written:
+                    name = event.op.id if event.op is not None else event.guard.id if event.guard is not None else None
+                    if (cell[0], name) not in told:
+                        told.add((cell[0], name))
+                        yield Finding("defined", f"{cell[0]} is read and was not written, {walked.scenario}", name)
+            written.update(use.writes)
 
 
 def partial(case: Case) -> Iterator[Finding]:
     """A row value summed over the elements that a thread holds is a quarter of the sum, until a reduction over the
     quad: it may be scaled and added to, and not be divided by, stored or compared."""
     told: set[str] = set()
-    for walked in case.walks:
+    beyond, names = cache(_beyond_linear), cache(variables)
+    for walked in case.registers.walks:
         rows = {v.name for v in walked.role.values if v.fragment is Fragment.ROW}
         parts: set[str] = set()
-        for event in walked.events:
-            op = event.op
+        for use in walked.events:
+            op = use.op
             if isinstance(op, o.Reduce | o.Fill):
                 parts.discard(op.dst.name)
             elif isinstance(op, o.Map):
                 own = set(parts)
                 for s in op.body:
-                    bad = sorted(own & _beyond_linear(s.value))
+                    bad = sorted(own & beyond(s.value))
                     if bad and op.id not in told:
                         told.add(op.id)
                         yield Finding("partial", f"{bad[0]} is still the partial sum of one thread", op.id)
-                    carries = (s.accumulate and s.scope is Scope.ELEM) or bool(own & variables(s.value))
+                    carries = (s.accumulate and s.scope is Scope.ELEM) or bool(own & names(s.value))
                     own = own | {s.target} if carries else own - {s.target}
                 parts = (parts | own) & rows & own
             elif isinstance(op, o.StFrag | o.StRows):
@@ -97,33 +80,28 @@ def unused(case: Case) -> Iterator[Finding]:
     """What an op computes is read by another op on some walk (an accumulator that only its own product reads is lost),
     and what is loaded is read: a schedule that lost an op often still runs, and stores what was there before."""
     wrote: dict[tuple[str, str], str] = {}  # (op, value) -> role
-    useful: set[tuple[str, str]] = set()
-    for walked in case.walks:
-        values = {v.name: v for v in walked.role.values}
+    useful = {(op.id, name) for role in case.kernel.roles for op in ops(role) for name in intermediates(op)}
+    for walked in case.registers.walks:
         made: dict[Cell, str] = {}
-        for event in walked.events:
-            op = event.op
-            reader = op.id if op is not None else ""
-            for cell in read_cells(event, values):
+        for use in walked.events:
+            reader = use.op.id if use.op is not None else ""
+            for cell in (*use.reads, *use.operands):
                 if made.get(cell, reader) != reader:
                     useful.add((made[cell], cell[0]))
-            if op is not None:
-                for cell in cells(event, writes(op), values):
-                    made[cell] = op.id
-                    wrote[op.id, cell[0]] = walked.role.name
-                useful |= {(op.id, name) for name in intermediates(op)}
+            for cell in use.writes:
+                made[cell] = reader
+                wrote[reader, cell[0]] = walked.role.name
     for (name, value), role in wrote.items():
         if (name, value) not in useful:
             yield Finding("unused", f"role {role}: {value} is written and no other op reads it", name)
     everything = [op for role in case.kernel.roles for op in ops(role)]
-    read = {r.name for op in everything for r in reads(op)}
+    read = {r.name for op in everything for r in case.facts[id(op)].reads}
     for op in everything:
-        for ref in writes(op):
+        for ref in case.facts[id(op)].writes:
             if ref.name in case.buffers and ref.name not in read:
                 yield Finding("unused", f"{ref.name} is filled and never read", op.id)
 
 
-@lru_cache(maxsize=4096)
 def intermediates(op: Op) -> frozenset[str]:
     """What an op makes and reads itself afterwards."""
     made: set[str] = set()

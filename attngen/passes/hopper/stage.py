@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 from attngen.config import HopperConfig
 from attngen.errors import PassError
@@ -122,7 +123,7 @@ class Stager:
 
     # ---- tiles as indices ----------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def per_tile(self) -> set[str]:
         """What a tile has of its own: copied tiles, and operands that one stage makes and another reads."""
         zero, one = self.staged(self.program.loop.body)
