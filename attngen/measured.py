@@ -54,6 +54,11 @@ def machine(device_index: int) -> Machine | None:
         return None
 
 
+def any_kept() -> bool:
+    """Whether anything was ever measured: the first call of a process need not ask for the compiler's version else."""
+    return (cache_directory() / FOLDER).is_dir()
+
+
 def key_of(variant: Variant, signature: Signature) -> str:
     s = signature
     return f"{variant.variant_key()} {s.head_dim_qk} {s.head_dim_v} {s.dtype.value} align{s.alignment}"

@@ -157,7 +157,7 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, captures: Sequence[Tensor], key: st
 
 def _measured(variant: Variant, signature: Signature, target: Target, device_index: int) -> AnyConfig | None:
     """What was measured fastest on this device; None: nothing, or a configuration that derives no kernel any more."""
-    on = measured.machine(device_index)
+    on = measured.machine(device_index) if measured.any_kept() else None
     config = measured.lookup(on, variant, signature, target) if on else None
     if config is not None:
         try:

@@ -27,6 +27,7 @@ NUMBER = 3
 def test_public_names() -> None:
     expected = "attention compile precompile Attention causal sliding_window window prefix_lm document full alibi"
     expected += " softcap bias exp log tanh sigmoid sqrt abs where minimum maximum floor merge errors __version__"
+    expected += " Config HopperConfig FoldPolicy"
     assert sorted(attngen.__all__) == sorted(expected.split())
     assert [n for n in attngen.__all__ if getattr(attngen, n, None) is None] == []
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

@@ -22,9 +22,9 @@ from attngen.errors import CompileError, MissingToolError, SpecError
 from attngen.kernel import Kernel, kernel_for
 from attngen.measured import Machine
 from attngen.pipelines import ranked
-from attngen.signature import IoType, Signature
+from attngen.signature import IoType, Shapes, Signature
 from attngen.spec import Attention
-from attngen.target import SM80, SM90
+from attngen.target import SM80, SM90, Target
 from attngen.variants import causal, softcap
 
 SPEC = Attention(mask=causal(), return_lse=True)
@@ -118,6 +118,40 @@ def test_tuning_remembers_the_winner_for_calls(refused: set[AnyConfig], monkeypa
     assert dict(entry.results)[str(RANKED[2])] == 0.5
     again, _ = tune.tune(call(), HERE, "sm_80", Clock({RANKED[1]: 0.5}))
     assert ops._measured(SPEC.variant, D64, SM80, 0) == again.config == RANKED[1]
+
+
+def test_autotune_measures_once(refused: set[AnyConfig], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On tensors that pass for a GPU's."""
+    clock, index = Clock({RANKED[3]: 0.5}), qkv()[0].device.index
+    monkeypatch.setattr(tune, "machine_of", lambda call: HERE)
+    monkeypatch.setattr(tune, "device_arch", lambda target, device_index: {(SM80, index): "sm_80"}[target, device_index])
+    monkeypatch.setattr(tune, "on_device", lambda call, settings: clock)
+    for _ in range(2):
+        attngen.attention(*qkv(), spec=SPEC, target="sm80", autotune=True)
+        assert measured.lookup(HERE, SPEC.variant, D64, SM80) == RANKED[3]
+    assert clock.asked == list(RANKED[:5])
+    attngen.attention(*qkv(dtype=torch.float16), spec=SPEC, target="sm80", autotune=True)  # another kernel
+    assert len(clock.asked) == 10
+
+
+def test_compile_with_autotune(refused: set[AnyConfig], monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, given = Clock({RANKED[2]: 0.5}), list[Shapes]()
+
+    def sample(spec: Attention, signature: Signature, target: Target, shapes: Shapes) -> tune.Call:
+        given.append(shapes)
+        return call(spec)
+
+    monkeypatch.setattr(tune, "sample_call", sample)
+    monkeypatch.setattr(tune, "machine_of", lambda call: HERE)
+    monkeypatch.setattr(tune, "device_arch", lambda target, index: "sm_80")
+    monkeypatch.setattr(tune, "on_device", lambda call, settings: clock)
+    kernel = attngen.compile(SPEC, head_dim=64, autotune=True, shapes=(3, 4, 2, 100, 200))
+    assert given == [Shapes(B=3, Hq=4, Hkv=2, Sq=100, Sk=200)]
+    assert kernel.config == RANKED[2]
+    assert ops.entry(kernel._key).config == RANKED[2]  # what is shown runs
+    plain = attngen.compile(SPEC, head_dim=64)  # the same text on every machine
+    assert plain.config == RANKED[0]
+    assert ops.entry(plain._key).config == RANKED[0]
 
 
 def test_a_remembered_configuration_that_no_longer_derives(
