@@ -84,6 +84,11 @@ def _autotune(
     spec: Attention, key: str, q: Tensor, k: Tensor, v: Tensor, captures: Sequence[Tensor]
 ) -> AnyConfig | None:
     """The configuration that is fastest on the device; None where the call launches nothing."""
+    if torch.compiler.is_compiling():
+        raise SpecError(
+            "autotune=True inside torch.compile, which runs nothing while it traces. Call attngen.attention once with "
+            "it outside; compiled calls then use what was measured"
+        )
     if ops.is_empty(ops.entry(key).check(q, k, v, captures)):
         return None
     return tune.ensure(tune.Call(key, q, k, v, tuple(captures), spec.scale_for(q.size(3))))

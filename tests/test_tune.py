@@ -124,7 +124,7 @@ def test_autotune_measures_once(refused: set[AnyConfig], monkeypatch: pytest.Mon
     """On tensors that pass for a GPU's."""
     clock, index = Clock({RANKED[3]: 0.5}), qkv()[0].device.index
     monkeypatch.setattr(tune, "machine_of", lambda call: HERE)
-    monkeypatch.setattr(tune, "device_arch", lambda target, device_index: {(SM80, index): "sm_80"}[target, device_index])
+    monkeypatch.setattr(tune, "device_arch", lambda target, at: {(SM80, index): "sm_80"}[target, at])
     monkeypatch.setattr(tune, "on_device", lambda call, settings: clock)
     for _ in range(2):
         attngen.attention(*qkv(), spec=SPEC, target="sm80", autotune=True)
@@ -260,6 +260,14 @@ def test_explain_shows_what_was_measured_here(
 def test_autotune_needs_cuda_tensors() -> None:
     with pytest.raises(SpecError, match="autotune=True measures on a GPU, and q is on cpu"):
         attngen.attention(*qkv(), spec=SPEC, autotune=True)
+
+
+def test_autotune_inside_torch_compile() -> None:
+    def compiled(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> object:
+        return attngen.attention(q, k, v, autotune=True)
+
+    with pytest.raises(Exception, match=r"autotune=True inside torch\.compile, which runs nothing while it traces"):
+        torch.compile(compiled, fullgraph=True, backend="eager")(*qkv())
 
 
 @pytest.mark.parametrize(
