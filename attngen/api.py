@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from attngen import measured, ops, tune
+from attngen.backward_pipeline import Asked, gradient_names
 from attngen.config import AnyConfig
 from attngen.described import described
 from attngen.errors import SignatureError, SpecError
+from attngen.gradient import BackwardKernel, backward_for
 from attngen.ir.graph import Graph
 from attngen.ir.program import Program
 from attngen.ir.schedule import Schedule
@@ -23,7 +25,7 @@ from attngen.progress import Progress
 from attngen.runtime import Resources, Unit, precompile_into
 from attngen.signature import IoType, Shapes, Signature, signature_of
 from attngen.spec import Attention, Normalizer
-from attngen.target import Target
+from attngen.target import SM80, Target
 from attngen.target import target as target_named
 from attngen.variants import MaskLike, ScoreLike
 
@@ -70,8 +72,6 @@ def attention(
 
 
 def _call(spec: Attention, key: str, q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor]) -> tuple[Tensor, Tensor]:
-    if torch.compiler.is_dynamo_compiling():  # else the operator says it, with the name of the captured tensor
-        ops.reject_gradients([q, k, v, *captures], ["q", "k", "v", *["a captured tensor"] * len(captures)])
     head_dim = q.size(3) if q.dim() == 4 else 0
     if head_dim == 0:
         raise SignatureError(
@@ -175,6 +175,19 @@ class BoundKernel:
         for stage in kernel.levels.stages:
             lines += ["", f"---- {stage.name}", str(stage).rstrip()]
         return "\n".join(lines) + "\n"
+
+    def backward(self, wanted: Sequence[str] | None = None, same_bits: bool = False) -> BackwardKernel:
+        """The kernels of its gradients, to read: `graph`, `schedule`, `source`, `explain()`. A call of `backward()` on
+        results makes its own.
+
+        wanted: names among q, k, v, captured tensors and `sink`; None: everything that may have a gradient. same_bits:
+        as under torch.use_deterministic_algorithms(True)."""
+        names = tuple(gradient_names(self.spec.variant))
+        unknown = [n for n in wanted or () if n not in names]
+        if unknown or (wanted is not None and not wanted):
+            raise SpecError(f"wanted={wanted!r}. Allowed: some of {', '.join(names)}")
+        asked = Asked(frozenset(names if wanted is None else wanted), dlse=self.spec.return_lse, same_bits=same_bits)
+        return backward_for(self.spec.variant, self.signature, SM80, asked)
 
     @property
     def resources(self) -> dict[str, Resources]:

@@ -41,7 +41,8 @@ def workspaces(schedule: Schedule, sizes: Mapping[str, int], device: torch.devic
 
 
 def _workspace(w: Workspace, sizes: Mapping[str, int], device: torch.device) -> torch.Tensor:
-    return torch.empty([number(e, sizes) for e in w.shape], dtype=TORCH[w.elem], device=device)
+    make = torch.zeros if w.zero else torch.empty
+    return make([number(e, sizes) for e in w.shape], dtype=TORCH[w.elem], device=device)
 
 
 def grid(kernel: Kernel, sizes: Mapping[str, int]) -> int:
@@ -55,6 +56,12 @@ def grid(kernel: Kernel, sizes: Mapping[str, int]) -> int:
         return -(-item_count(work.block_m, sizes) // sizes["section"])
     if work.source is WorkSource.ELEMENTS:
         count = -(-sizes["elements"] // kernel.threads)
+    elif work.source is WorkSource.ROWS:
+        count = -(-sizes["batch"] * sizes["heads"] * sizes["seqlen_q"] // (kernel.threads // 32))
+    elif work.source is WorkSource.GRID_KEYS:
+        count = -(-sizes["seqlen_k"] // work.block_m)
+        count *= sizes["batch"] if work.per_batch else 1
+        count *= sizes["heads"] // sizes["group"] if work.per_head else 1
     else:
         count = -(-sizes["seqlen_q"] // work.block_m)
         count *= sizes["batch"] if work.per_batch else 1

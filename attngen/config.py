@@ -30,7 +30,8 @@ class FoldPolicy(Enum):
 
 @dataclass(frozen=True)
 class Config:
-    """block_m: query rows of the CTA tile. block_n: keys of a tile. warps: each owns block_m / warps rows.
+    """block_m: rows of the CTA tile, queries (keys, where a kernel owns keys). block_n: keys (queries) of a streamed
+    tile. warps: each owns block_m / warps rows.
     stages: how far copies run ahead; 1: at most one tile, behind its reader; s > 1: s - 1 tiles, in s slots.
     min_ctas: CTAs an SM that registers must allow."""
 

@@ -57,10 +57,13 @@ def constant(e: Expr) -> str:
 
 
 class Printer:
-    """Prints expressions whose variables are spelled by `spell`; `elems` gives the storage of captured tensors."""
+    """Prints expressions whose variables are spelled by `spell`; `elems` gives the storage of captured tensors. dense:
+    tensors whose last dimension is contiguous."""
 
-    def __init__(self, spell: Callable[[Expr], str], elems: Mapping[str, Elem]) -> None:
-        self.spell, self.elems = spell, elems
+    def __init__(
+        self, spell: Callable[[Expr], str], elems: Mapping[str, Elem], dense: frozenset[str] = frozenset()
+    ) -> None:
+        self.spell, self.elems, self.dense = spell, elems, dense
         self.named: dict[Expr, str] = {}
         self.counter = 0
 
@@ -124,9 +127,13 @@ class Printer:
         return f"{'floordiv' if e.op is Op.FLOORDIV else 'mod'}_s32({a[0]}, {a[1]})"
 
     def _load(self, e: Expr) -> str:
+        strided = len(e.args) - (1 if e.name in self.dense else 0)
         steps, bytes_ = "", ""
         for k, index in enumerate(e.args):
             stride, column = f"p.{e.name}_s{k}", column_step(index)
+            if k >= strided:
+                steps += f" + {self(index)}"
+                continue
             if column is None:
                 steps += f" + (i64){self(index)} * {stride}"
                 continue

@@ -45,7 +45,7 @@ class SignatureError(AttngenError):
 
 
 class GradientError(AttngenError):
-    """A gradient was asked for, which attngen cannot compute yet."""
+    """A derivative was asked for that attngen cannot compute."""
 
 
 class PassError(AttngenError):

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 
 from attngen import __version__
 from attngen.config import written
+from attngen.gradient import BackwardKernel
 from attngen.ir.schedule import Kernel as ScheduledKernel
 from attngen.kernel import Kernel
 from attngen.params import Kind, fields, packer
@@ -36,7 +37,7 @@ def default_name(kernel: Kernel) -> str:
     return re.sub(r"\W+", "_", text).strip("_")
 
 
-def kernel_files(kernel: Kernel, name: str) -> tuple[File, ...]:
+def kernel_files(kernel: Kernel | BackwardKernel, name: str) -> tuple[File, ...]:
     """NAME.cu, NAME.schedule and NAME.json."""
     schedule = kernel.schedule.print()
     return (
@@ -54,14 +55,14 @@ def sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def manifest(kernel: Kernel, name: str) -> Json:
+def manifest(kernel: Kernel | BackwardKernel, name: str) -> Json:
     return {
         "name": name,
         "generator": f"attngen {__version__}",
         "target": kernel.target.name,
         "variant": _variant(kernel.variant),
         "signature": {**asdict(kernel.signature), "dtype": kernel.signature.dtype.value},
-        "config": written(kernel.config),
+        **_shape(kernel),
         "compile": {arch: list(flags_for(arch)) for arch in kernel.target.archs},
         "kernels": [_kernel(k) for k in kernel.schedule.kernels],
         "workspaces": [
@@ -71,6 +72,15 @@ def manifest(kernel: Kernel, name: str) -> Json:
         "source_sha256": sha256(kernel.source.text),
         "schedule_sha256": sha256(kernel.schedule.print()),
     }
+
+
+def _shape(kernel: Kernel | BackwardKernel) -> dict[str, Json]:
+    """The tile shape; of a derivative, what is asked for and the tile shapes of its kernels."""
+    if isinstance(kernel, Kernel):
+        return {"config": written(kernel.config)}
+    wanted: list[Json] = [*sorted(kernel.asked.wanted)]
+    asked: Json = {"wanted": wanted, "dlse": kernel.asked.dlse, "same_bits": kernel.asked.same_bits}
+    return {"asked": asked, "configs": {name: written(config) for name, config in kernel.levels.configs}}
 
 
 def _variant(variant: Variant) -> Json:

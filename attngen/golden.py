@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 
+from attngen.backward_pipeline import Asked
 from attngen.config import Config
 from attngen.files import Json, dumps, kernel_files, sha256
 from attngen.functions import sigmoid
+from attngen.gradient import BackwardKernel, backward_for
 from attngen.kernel import Kernel, kernel_for
 from attngen.signature import IoType, Signature
 from attngen.spec import Attention
@@ -52,7 +54,8 @@ def sigmoid_weight(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
 @dataclass(frozen=True)
 class Sample:
     """`why`: what it shows that the others do not. The tensors inside a description only give ranks and types.
-    `config`: given where the build gate refuses the rules' first for one of the architectures."""
+    `config`: given where the build gate refuses the rules' first for one of the architectures. `asked`: of a
+    derivative."""
 
     name: str
     why: str
@@ -63,9 +66,12 @@ class Sample:
     alignment: int = 16
     config: Config | None = None
     target: str = "sm80"
+    asked: Asked | None = None
 
-    def kernel(self) -> Kernel:
+    def kernel(self) -> Kernel | BackwardKernel:
         signature = Signature(self.dtype, self.head_dim, self.head_dim_v or self.head_dim, self.alignment)
+        if self.asked:
+            return backward_for(self.spec().variant, signature, target(self.target), self.asked)
         return kernel_for(self.spec().variant, signature, target(self.target), self.config)
 
 
@@ -96,11 +102,20 @@ SAMPLES = (
            lambda: Attention(mask=causal(), score=sigmoid_weight, normalizer="none"), head_dim=64),
     Sample("causal_d192_v128", "different head dims", _causal, head_dim=192, head_dim_v=128),
     Sample("causal_d40", "a head dim that is padded inside", _causal, head_dim=40),
+    Sample("hopper_window_d128", "masked tiles at both ends, on Hopper",
+           lambda: Attention(mask=causal() & sliding_window(1024)), target="sm90"),
+    Sample("hopper_alibi_d128", "a score, on Hopper: elements made of the logits",
+           lambda: Attention(mask=causal(), score=alibi(torch.zeros(8))), target="sm90"),
     Sample("hopper_causal_d128", "roles, rings, warpgroups that take turns, the redo of a tile",
            _causal, target="sm90"),
     Sample("hopper_full_d64", "four warpgroups, both products in one group", lambda: Attention(),
            head_dim=64, target="sm90"),
     Sample("hopper_causal_d256", "an output that leaves in two halves", _causal, head_dim=256, target="sm90"),
+    Sample("backward_causal_d128", "all gradients by one kernel, parts of dq added in memory", _causal,
+           asked=Asked(frozenset("qkv"), dlse=False, same_bits=False)),
+    Sample("backward_softcap_sink_d64", "two kernels, no atomics; through lse; gradients of a sink and of slopes",
+           lambda: Attention(mask=causal(), score=[softcap(30.0), alibi(torch.zeros(8))], sink=torch.zeros(8)),
+           head_dim=64, asked=Asked(frozenset(["q", "k", "v", "sink", "slopes"]), dlse=True)),
     Sample("causal_d64_align2", "rows that no 16-byte copy can read", _causal, head_dim=64, alignment=2),
 )  # fmt: skip
 

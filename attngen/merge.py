@@ -6,12 +6,11 @@ from functools import cache
 
 import torch
 
-from attngen.errors import SignatureError
+from attngen.errors import GradientError, SignatureError
 from attngen.execute import launch_module
 from attngen.ir.schedule import Elem
 from attngen.ir.verify import verify
 from attngen.kernel import Generated
-from attngen.ops import reject_gradients
 from attngen.passes.merge_kernel import merge_kernel
 from attngen.passes.simplify import simplify
 from attngen.passes.stream import stream
@@ -41,7 +40,7 @@ def merge(
     out_1, out_2: [B, H, Sq, Dv], fp16, bf16 or fp32, equal shapes and types, any strides. lse_1, lse_2: [B, H, Sq]
     fp32, natural logarithms. A row with lse -inf is empty; two empty rows give out 0 and lse -inf."""
     _check(out_1, lse_1, out_2, lse_2)
-    reject_gradients((out_1, lse_1, out_2, lse_2), _NAMES)
+    _reject_gradients((out_1, lse_1, out_2, lse_2))
     # the kernel reads memory, where a lazy negation has not happened yet
     out_1, lse_1, out_2, lse_2 = (t.resolve_neg() for t in (out_1, lse_1, out_2, lse_2))
     out = torch.empty_like(out_1, memory_format=torch.contiguous_format)
@@ -54,6 +53,15 @@ def merge(
     else:  # the kernel writes lse beside an element of out: without one (head dim 0) nothing would
         torch.logaddexp(lse_1, lse_2, out=lse)
     return out, lse
+
+
+def _reject_gradients(tensors: tuple[torch.Tensor, ...]) -> None:
+    for name, t in zip(_NAMES, tensors, strict=True):
+        if torch.is_grad_enabled() and t.requires_grad:
+            raise GradientError(
+                f"`{name}` requires a gradient, and attngen.merge has no derivative. Call it under torch.no_grad() or "
+                f"torch.inference_mode(), or give {name}.detach()"
+            )
 
 
 def _check(out_1: torch.Tensor, lse_1: torch.Tensor, out_2: torch.Tensor, lse_2: torch.Tensor) -> None:

@@ -25,14 +25,16 @@ _RESERVED_TEXT = (
     "thread_local typename wchar_t xor_eq "
     "u8 u16 u32 u64 i64 DI INF "
     "batch heads group work rounds ctas elements visit classes masked count "
+    "dout dlse dot delta dq dk dv hkv kv_heads n_tiles row own_lo own_hi g u c before full "
+    "visit_keys classes_keys factor factor1 m_lo m_hi j_lo j_hi seen_lo end2 "
     "i_f j_f i_lo i_hi n_lo n_hi m_tiles end0 end1 seen_hi first some top full_lo full_hi"
 )
 _RESERVED = frozenset(_RESERVED_TEXT.split())
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # rS, sQ, ... are the kernel's own values; the others are names that C++ reserves
 _KERNEL_NAME = re.compile(r"[rs][A-Z]|__|_[A-Z]")
-# strides, sizes and tensor maps among a kernel's parameters; its numbered values
-_NUMBERED = re.compile(r"\w+_(?:[sn]\d+|map)|[uvij]\d+(?:_f)?")
+# strides, sizes and tensor maps among a kernel's parameters; its numbered values; gradients of captured tensors
+_NUMBERED = re.compile(r"\w+_(?:[sn]\d+|map)|[uvij]\d+(?:_f)?|[ugcmnh]_(?:next|\d+)|d_\w+")
 
 
 def c_name(name: str, suffix: str) -> str | None:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,23 +16,26 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from attngen import measured
+from attngen import gradient, measured
+from attngen.backward_pipeline import Asked, gradient_names
 from attngen.config import AnyConfig
 from attngen.dispatch import addresses
 from attngen.errors import EmulationWarning, GradientError, PassError, SignatureError, SpecError, VerifyError
 from attngen.evaluate import evaluate
 from attngen.execute import empty_like_rows, run, target_for
+from attngen.gradient import backward_for, backward_signature
 from attngen.kernel import Kernel, kernel_for
 from attngen.plan import Plan, plan
 from attngen.progress import Progress
 from attngen.signature import VECTOR_BYTES, Shapes, Signature, check_tensors, signature_of
 from attngen.spec import Normalizer, Variant
-from attngen.target import Target
+from attngen.target import SM80, Target
 from attngen.trace import ShapeRule
 
 EMULATED_PER_SECOND = 400e6  # multiply-adds of the emulator on one core, measured at head dims 64 and 128
 PATIENCE_SECONDS = 10.0
 PLANS = 4096
+BACKWARD_WORK = 3.5  # multiply-adds of all gradients, in those of the forward pass
 _log = logging.getLogger("attngen")
 
 
@@ -196,18 +200,25 @@ def emulate(
     if is_empty(shapes):
         return run(kernel, q, k, v, captures, scale)
     seconds = emulation_seconds(kernel.variant, shapes, q.size(3) + v.size(3), captures)
+    with _emulating(kernel.variant, shapes, seconds):
+        return run(kernel, q, k, v, captures, scale)
+
+
+@contextmanager
+def _emulating(variant: Variant, shapes: Shapes, seconds: float) -> Iterator[None]:
+    """Around a call that is emulated: warns where it will take long, and says what is going on."""
     if seconds > PATIENCE_SECONDS:
         warnings.warn(
             f"this call on CPU tensors runs in the emulator and will take about {seconds:.0f} s "
             f"(batch {shapes.B}, {shapes.Hq} heads, {shapes.Sq} queries, {shapes.Sk} keys). Give it smaller shapes, or "
             "move the tensors to a GPU",
-            EmulationWarning, stacklevel=3,
+            EmulationWarning, stacklevel=5,
         )  # fmt: skip
     with Progress() as progress:
         progress.step(
-            f"emulating {kernel.variant.description} on the CPU (about {seconds:.0f} s, and a compilation if it is new)"
+            f"emulating {variant.description} on the CPU (about {seconds:.0f} s, and a compilation if it is new)"
         )
-        return run(kernel, q, k, v, captures, scale)
+        yield
 
 
 def emulation_seconds(variant: Variant, shapes: Shapes, head_dims: int, captures: Mapping[str, Tensor]) -> float:
@@ -232,33 +243,92 @@ def visited_part(variant: Variant, shapes: Shapes, captures: Mapping[str, Tensor
     return seen.flatten(1).any(1).double().mean().item()
 
 
-# ---- gradients, shapes, registration -----------------------------------------------------------------------------
+# ---- gradients ---------------------------------------------------------------------------------------------------
 
 
-def reject_gradients(tensors: Sequence[Tensor], names: Sequence[str]) -> None:
-    """Raises GradientError where autograd would have to know a derivative. Also traced by torch.compile."""
-    if torch.is_grad_enabled():
-        for name, t in zip(names, tensors, strict=True):
-            if t.requires_grad:
-                raise GradientError(
-                    f"`{name}` requires a gradient, and attngen has no backward yet. Call it under torch.no_grad() or "
-                    f"torch.inference_mode(), or give {name}.detach()"
-                )
-
-
-def _autograd(q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], key: str, scale: float) -> tuple[Tensor, Tensor]:
-    tensors = (q, k, v, *captures)
-    names = ("q", "k", "v", *(entry(key).names if captures else ()))
-    reject_gradients(tensors, names)
+def reject_tangents(tensors: Sequence[Tensor], names: Sequence[str]) -> None:
+    """Raises GradientError where forward-mode autograd would have to know a derivative."""
     if forward_ad._current_level >= 0:
         for name, t in zip(names, tensors, strict=True):
             if forward_ad.unpack_dual(t).tangent is not None:
                 raise GradientError(
-                    f"`{name}` has a tangent, and attngen has no forward-mode derivative. Give it without one"
+                    f"`{name}` has a tangent, and attngen has no forward-mode derivative. Give it without one, or take "
+                    "gradients in reverse mode: torch.autograd.grad"
                 )
-    with torch._C._AutoDispatchBelowAutograd():
-        result: tuple[Tensor, Tensor] = torch.ops.attngen.forward.default(q, k, v, captures, key, scale)
-        return result
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, captures, ctx.key, ctx.scale = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, v, *output, *captures)
+
+
+def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+    """The gradients of the operator's arguments, from those of its results."""
+    q, k, v, out, lse, *captures = ctx.saved_tensors
+    needed = [*ctx.needs_input_grad[:3], *(ctx.needs_input_grad[3] if captures else ())]
+    result: list[Tensor | None] = [None] * len(needed)
+    if (dout is not None or dlse is not None) and any(needed):
+        arguments = (q, k, v, out, lse, dout, dlse, captures, needed, ctx.key, ctx.scale)
+        made = iter(torch.ops.attngen.backward.default(*arguments))
+        result = [next(made) if n else None for n in needed]
+    return (*result[:3], result[3:], None, None)
+
+
+def _backward(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor | None, dlse: Tensor | None,
+    captures: list[Tensor], needed: list[bool], key: str, scale: float,
+) -> list[Tensor]:  # fmt: skip
+    known = entry(key)
+    tensors = dict(zip(("q", "k", "v", *known.names), (q, k, v, *captures), strict=True))
+    wanted = [name for name, n in zip(tensors, needed, strict=True) if n]
+    shapes = known.check(q, k, v, captures)
+    if is_empty(shapes):
+        return [_gradient_like(name, tensors[name]).zero_() for name in wanted]
+    if dout is None:
+        dout = q.new_zeros(()).expand(out.shape)
+    same_bits = torch.are_deterministic_algorithms_enabled()
+    asked = Asked(frozenset(wanted) & frozenset(gradient_names(known.variant)), dlse is not None, same_bits)
+    given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, **({} if dlse is None else {"dlse": dlse})}
+    found: dict[str, Tensor] = {}
+    if asked.wanted:
+        kernel = backward_for(known.variant, backward_signature(signature_of(q, k, v), dout), SM80, asked)
+        bound = dict(zip(known.names, captures, strict=True))
+        if same_bits:
+            _check_order(gradient.unordered(kernel, {"b": shapes.B, "h": shapes.Hq, "i": shapes.Sq, "j": shapes.Sk}))
+        work = emulation_seconds(known.variant, shapes, q.size(3) + v.size(3), bound) * BACKWARD_WORK
+        with _emulating(known.variant, shapes, work) if not q.is_cuda else nullcontext():
+            found = gradient.run(kernel, given, bound, scale)
+    return [found[n] if n in found else _gradient_like(n, tensors[n]).zero_() for n in wanted]
+
+
+def _check_order(unordered: Sequence[str]) -> None:
+    """What torch.use_deterministic_algorithms asks for, where gradients are added in no fixed order."""
+    if unordered:
+        message = (
+            f"the gradient of `{unordered[0]}` is a sum of many elements, added by atomics in an order that differs "
+            "from run to run, and torch.use_deterministic_algorithms(True) is set. Allowed: gradients of q, k, v, the "
+            "sink, scalars, tensors that are indexed by b, h and i, and a bias with an element for each score. Give "
+            f"{unordered[0]}.detach(), or leave the setting off"
+        )
+        if not torch.is_deterministic_algorithms_warn_only_enabled():
+            raise GradientError(message)
+        warnings.warn(message, stacklevel=2)
+
+
+def _gradient_like(name: str, t: Tensor) -> Tensor:
+    """An uninitialised gradient, as the kernels make it."""
+    return empty_like_rows(t, t.size(3)) if name in ("q", "k", "v") else t.new_empty(t.shape)
+
+
+def _twice(ctx: Any, *_: object) -> None:
+    raise GradientError(
+        "attngen::backward has no derivative: second-order gradients of attention are not supported. Take first-order "
+        "ones (create_graph=False), or write the part that is differentiated twice in torch"
+    )
+
+
+# ---- shapes, registration ------------------------------------------------------------------------------------------
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], key: str, scale: float) -> tuple[Tensor, Tensor]:
@@ -268,22 +338,39 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], key: str, sca
     return empty_like_rows(q, v.size(3)), lse
 
 
+def _fake_backward(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor | None, dlse: Tensor | None,
+    captures: list[Tensor], needed: list[bool], key: str, scale: float,
+) -> list[Tensor]:  # fmt: skip
+    tensors = dict(zip(("q", "k", "v", *entry(key).names), (q, k, v, *captures), strict=True))
+    return [_gradient_like(name, t) for (name, t), n in zip(tensors.items(), needed, strict=True) if n]
+
+
 _library = torch.library.Library("attngen", "DEF")
 _library.define(
     "forward(Tensor q, Tensor k, Tensor v, Tensor[] captures, str key, float scale) -> (Tensor out, Tensor lse)"
 )
+_library.define(
+    "backward(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dout, Tensor? dlse, Tensor[] captures, "
+    "bool[] needed, str key, float scale) -> Tensor[]"
+)
 _library.impl("forward", _forward, "CompositeExplicitAutograd")
-_library.impl("forward", _autograd, "Autograd")
+_library.impl("backward", _backward, "CompositeExplicitAutograd")
 torch.library.register_fake("attngen::forward", _fake, lib=_library)
+torch.library.register_fake("attngen::backward", _fake_backward, lib=_library)
+torch.library.register_autograd("attngen::forward", _gradients, setup_context=_save, lib=_library)
+torch.library.register_autograd("attngen::backward", _twice, lib=_library)
 
 forward: Any = torch.ops.attngen.forward.default
 
 
 def call(q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], key: str, scale: float) -> tuple[Tensor, Tensor]:
     """As `forward`, without the way through torch's dispatcher where that only costs time."""
-    if not torch.compiler.is_dynamo_compiling() and q.is_cuda:
-        pointers = addresses((q, k, v, *captures))
-        if pointers is not None:
-            return _on_gpu(q, k, v, captures, key, scale, pointers)
+    if not torch.compiler.is_dynamo_compiling():
+        if q.is_cuda:
+            pointers = addresses((q, k, v, *captures))
+            if pointers is not None:
+                return _on_gpu(q, k, v, captures, key, scale, pointers)
+        reject_tangents((q, k, v, *captures), ("q", "k", "v", *(entry(key).names if captures else ())))
     result: tuple[Tensor, Tensor] = forward(q, k, v, captures, key, scale)
     return result

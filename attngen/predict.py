@@ -24,7 +24,7 @@ _SPECIAL = frozenset({ExprOp.EXP2, ExprOp.LOG2, ExprOp.RCP, ExprOp.TANH_APPROX})
 _SLOW = frozenset({ExprOp.DIV, ExprOp.SQRT})  # correctly rounded: an estimate, and a slow path with another
 _COMMUTATIVE = frozenset({ExprOp.ADD, ExprOp.MUL, ExprOp.MIN, ExprOp.MAX, ExprOp.AND, ExprOp.OR})
 # of kernels that run beside the attention
-_LISTED = (o.Pointwise, o.ScanTiles, o.CompactTiles, o.SortItems, o.DealItems)
+_LISTED = (o.Pointwise, o.SumRows, o.ScanTiles, o.CompactTiles, o.SortItems, o.DealItems)
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _count_role(total: _Tally, kernel: Kernel, role: Role) -> None:
             case o.Reduce() if op.kind is ReduceKind.MAX:
                 src = values[op.src.name]
                 total.add(MAXIMUM, exactly(src.rows // 8 * (src.cols // 4 - 1 + _QUAD) * times))
-            case o.StFrag():
+            case o.StFrag() if values[op.src.name].fragment is not Fragment.OPA:  # else packed already
                 total.add(PACK, exactly(_stored(kernel, values[op.src.name], op) * times))
             case o.Map():
                 part = _Tally()
@@ -229,12 +229,13 @@ _OF_FRAGMENT = {
 def _count_map(total: _Tally, values: Mapping[str, Value], op: o.Map, times: int) -> None:
     over = values[op.over.name]
     rows, cols = over.rows // 8, over.cols // 4
-    needs = {"i": _Needs(row=True), "j": _Needs(col=True), "n": _Needs(), "m": _Needs()}
+    row, col = ("i", "j") if over.rows_axis == "M" else ("j", "i")
+    needs = {row: _Needs(row=True), col: _Needs(col=True), "n": _Needs(), "m": _Needs()}
     needs |= {name: _OF_FRAGMENT[v.fragment] for name, v in values.items()}
     for scope in (Scope.ROW, Scope.COL, Scope.ELEM):
         known: set[Expr] = set()  # computed in this scope, and not stale
         for s in (s for s in op.body if s.scope is scope):
-            for node in walk(s.value):
+            for node in walk(*s.exprs):
                 if node not in known:
                     twin = any(_ordered(node) is _ordered(e) for e in known)  # a compiler may share them
                     known.add(node)

@@ -96,7 +96,7 @@ class Described(Protocol):
     def shape_rules(self) -> tuple[ShapeRule, ...]: ...
 
 
-def _aligned(t: torch.Tensor) -> bool:
+def is_aligned(t: torch.Tensor) -> bool:
     """Every row starts on a vector boundary. The stride of a dimension of size 1 is never used."""
     rows = (
         s * t.element_size() % VECTOR_BYTES
@@ -111,7 +111,7 @@ def signature_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Signature
     dtype = _IO_TYPES.get(q.dtype)
     if dtype is None:
         raise SignatureError(f"q has dtype {q.dtype}. Allowed: float16, bfloat16. Convert q, k and v")
-    alignment = VECTOR_BYTES if _aligned(q) and _aligned(k) and _aligned(v) else ELEMENT_BYTES
+    alignment = VECTOR_BYTES if is_aligned(q) and is_aligned(k) and is_aligned(v) else ELEMENT_BYTES
     return Signature(dtype, q.size(-1), v.size(-1), alignment)
 
 

@@ -189,10 +189,12 @@ def machine_of(call: Call) -> measured.Machine:
         )
     if torch.cuda.is_current_stream_capturing():
         raise SpecError("autotune=True while a CUDA graph is captured. Call once with it before capturing")
-    if addresses((call.q, call.k, call.v, *call.captures)) is None:
+    with torch.no_grad():  # what is measured is the forward pass, also of a call that records gradients
+        plain = addresses((call.q, call.k, call.v, *call.captures))
+    if plain is None:
         raise SpecError(
-            "autotune=True needs plain tensors: no gradients, transforms, profiler, fake or subclassed tensors. Call "
-            "once with it under torch.no_grad() before"
+            "autotune=True needs plain tensors: no transforms, modes, profiler, fake or subclassed tensors. Call once "
+            "with it outside of them"
         )
     on = measured.machine(call.q.device.index)
     if on is None:

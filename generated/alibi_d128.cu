@@ -82,9 +82,6 @@ DI float rcp_approx(float x) {
 // max.f32: the other operand where one is NaN
 DI float max_f32(float a, float b) { return fmaxf(a, b); }
 
-// abs.f32
-DI float abs_f32(float x) { return fabsf(x); }
-
 // max.s32
 DI int max_s32(int a, int b) { return a > b ? a : b; }
 
@@ -194,9 +191,10 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
   const int end0 = (n_hi - full_hi);
   const int end1 = (n_hi - n_lo);
   const int seen_hi = min_s32((((i_hi + p.seqlen_k) - p.seqlen_q) + 1), p.seqlen_k);
-  const float u0 = ld_f32(p.slopes + (i64)min_s32(h, (p.slopes_n0 - 1)) * p.slopes_s0);
+  const float u0 = (p.scale * 1.4426950408889634f);
   const float u1 = f32_of_s32((p.seqlen_k - p.seqlen_q));
-  const int u5 = (p.seqlen_k - p.seqlen_q);
+  const float u4 = (ld_f32(p.slopes + (i64)min_s32(h, (p.slopes_n0 - 1)) * p.slopes_s0) * 1.4426950408889634f);
+  const int u6 = (p.seqlen_k - p.seqlen_q);
   float rS[64];
   u32 rP[32];
   float rO[64];
@@ -336,7 +334,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
         _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
           _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
             const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
-            rS[at] = ((p.scale * rS[at]) - (u0 * abs_f32((u2[ri] - u3[ei]))));
+            rS[at] = ((rS[at] * u0) - ((u2[ri] - u3[ei]) * u4));
           }
         }
       }
@@ -344,24 +342,24 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
     // S5 map only=masked over=rS  # mask alibi, causal
     if (t < end0) {
       {
-        bool u4[2];
-        int u6[2];
+        bool u5[2];
+        int u7[2];
         const int i0 = m * 64 + warp * 16 + lane / 4;
         const int j0 = n * 128 + 2 * quad;
         _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
           const int i = i0 + 8 * ri;
-          u6[ri] = (i + u5);
+          u7[ri] = (i + u6);
         }
         _Pragma("unroll") for (int ci = 0; ci < 16; ++ci) {
           _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
             const int j = j0 + 8 * ci + ei;
-            u4[ei] = (j < p.seqlen_k);
+            u5[ei] = (j < p.seqlen_k);
           }
           _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
               const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
               const int j = j0 + 8 * ci + ei;
-              rS[at] = ((u4[ei] && (j <= u6[ri])) ? rS[at] : -INF);
+              rS[at] = ((u5[ei] && (j <= u7[ri])) ? rS[at] : -INF);
             }
           }
         }
@@ -386,7 +384,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
         r_old[ri] = r[ri];
         r[ri] = max_f32(r_old[ri], x[ri]);
         r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-        a[ri] = exp2_approx(((r_old[ri] - r_ref[ri]) * 1.4426950408889634f));
+        a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
         l[ri] = (l[ri] * a[ri]);
       }
     }
@@ -408,7 +406,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
         _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
           _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
             const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
-            const float v0 = exp2_approx(((rS[at] - r_ref[ri]) * 1.4426950408889634f));
+            const float v0 = exp2_approx((rS[at] - r_ref[ri]));
             l[ri] += v0;
             packed[ei] = v0;
           }
@@ -443,7 +441,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
   {
     _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
       inv[ri] = ((l[ri] == 0.0f) ? 0.0f : rcp_approx(l[ri]));
-      lse[ri] = (r[ri] + (log2_approx(l[ri]) * 0.6931471805599453f));
+      lse[ri] = ((r[ri] + log2_approx(l[ri])) * 0.6931471805599453f);
     }
   }
   // W9 cp_wait group=all pending=0

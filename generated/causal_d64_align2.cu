@@ -197,8 +197,8 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
           const int group = pair / 4, x = pair % 4 * 2;
           u32 low = 0, high = 0;
           if (row0 + r < p.seqlen_q && true) {
-            low = ld_global_u16(from + group * 8 * 8 + x);
-            high = ld_global_u16(from + group * 8 * 8 + x + 1);
+            low = ld_global_u16(from + (group * 8 * 8 + x));
+            high = ld_global_u16(from + (group * 8 * 8 + x + 1));
           }
           st_shared_u32(to + r * 128 + group * 8 * 16 + 2 * x, low | high << 16);
         }
@@ -218,8 +218,8 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
             const int group = pair / 4, x = pair % 4 * 2;
             u32 low = 0, high = 0;
             if (row0 + r < p.seqlen_k && true) {
-              low = ld_global_u16(from + group * 8 * 8 + x);
-              high = ld_global_u16(from + group * 8 * 8 + x + 1);
+              low = ld_global_u16(from + (group * 8 * 8 + x));
+              high = ld_global_u16(from + (group * 8 * 8 + x + 1));
             }
             st_shared_u32(to + r * 128 + group * 8 * 16 + 2 * x, low | high << 16);
           }
@@ -252,8 +252,8 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
               const int group = pair / 4, x = pair % 4 * 2;
               u32 low = 0, high = 0;
               if (row0 + r < seen_hi && true) {
-                low = ld_global_u16(from + group * 8 * 8 + x);
-                high = ld_global_u16(from + group * 8 * 8 + x + 1);
+                low = ld_global_u16(from + (group * 8 * 8 + x));
+                high = ld_global_u16(from + (group * 8 * 8 + x + 1));
               }
               st_shared_u32(to + r * 128 + group * 8 * 16 + 2 * x, low | high << 16);
             }
@@ -295,8 +295,8 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
               const int group = pair / 4, x = pair % 4 * 2;
               u32 low = 0, high = 0;
               if (row0 + r < p.seqlen_k && true) {
-                low = ld_global_u16(from + group * 8 * 8 + x);
-                high = ld_global_u16(from + group * 8 * 8 + x + 1);
+                low = ld_global_u16(from + (group * 8 * 8 + x));
+                high = ld_global_u16(from + (group * 8 * 8 + x + 1));
               }
               st_shared_u32(to + r * 128 + group * 8 * 16 + 2 * x, low | high << 16);
             }

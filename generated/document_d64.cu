@@ -231,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) visit_table(const __grid_c
     }
     some = warp_any(some);
     all = warp_all(all);
-    if (lane == 0) st_u8(p.classes + (i64)b * p.classes_s0 + (i64)h * p.classes_s1 + (i64)m * p.classes_s2 + n, some ? (all ? 2 : 1) : 0);
+    if (lane == 0) st_u8(p.classes + (i64)b * p.classes_s0 + (i64)h * p.classes_s1 + (i64)m * p.classes_s2 + n, some ? (all && true ? 2 : 1) : 0);
   }
   // V2 cta_sync
   cta_sync();
@@ -240,11 +240,11 @@ extern "C" __global__ void __launch_bounds__(1024, 1) visit_table(const __grid_c
     int masked = 0, full = 0;
     const u32 above = ~0u << lane;
     for (int top = n_hi; top > n_lo; top -= 32) {
-      const int n = top - 1 - lane;
-      const u32 cls = n >= n_lo ? ld_global_u8(p.classes + (i64)b * p.classes_s0 + (i64)h * p.classes_s1 + (i64)m * p.classes_s2 + n) : 0;
+      const int tile = top - 1 - lane;
+      const u32 cls = tile >= n_lo ? ld_global_u8(p.classes + (i64)b * p.classes_s0 + (i64)h * p.classes_s1 + (i64)m * p.classes_s2 + tile) : 0;
       const u32 is_masked = warp_ballot(cls == 1), is_full = warp_ballot(cls == 2);
-      if (cls == 1) st_s32(p.visit + (i64)b * p.visit_s0 + (i64)h * p.visit_s1 + (i64)m * p.visit_s2 + 2 + masked + popc(is_masked & ~above), n);
-      if (cls == 2) st_s32(p.visit + (i64)b * p.visit_s0 + (i64)h * p.visit_s1 + (i64)m * p.visit_s2 + p.visit_n3 - 1 - (full + popc(is_full & ~above)), n);
+      if (cls == 1) st_s32(p.visit + (i64)b * p.visit_s0 + (i64)h * p.visit_s1 + (i64)m * p.visit_s2 + 2 + masked + popc(is_masked & ~above), tile);
+      if (cls == 2) st_s32(p.visit + (i64)b * p.visit_s0 + (i64)h * p.visit_s1 + (i64)m * p.visit_s2 + p.visit_n3 - 1 - (full + popc(is_full & ~above)), tile);
       masked += popc(is_masked);
       full += popc(is_full);
     }
@@ -306,8 +306,8 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
   const u16* const v_bh = p.v + (i64)b * p.v_s0 + (i64)hkv * p.v_s1;
   const int i_lo = (m * 128);
   const int i_hi = (min_s32(((m * 128) + 128), p.seqlen_q) - 1);
-  const int masked = ld_s32(p.visit + (i64)0 * p.visit_s0 + (i64)0 * p.visit_s1 + (i64)m * p.visit_s2 + (i64)0 * p.visit_s3);
-  const int count = (masked + ld_s32(p.visit + (i64)0 * p.visit_s0 + (i64)0 * p.visit_s1 + (i64)m * p.visit_s2 + (i64)1 * p.visit_s3));
+  const int masked = ld_s32(p.visit + (i64)0 * p.visit_s0 + (i64)0 * p.visit_s1 + (i64)m * p.visit_s2 + 0);
+  const int count = (masked + ld_s32(p.visit + (i64)0 * p.visit_s0 + (i64)0 * p.visit_s1 + (i64)m * p.visit_s2 + 1));
   const int seen_hi = min_s32((((i_hi + p.seqlen_k) - p.seqlen_q) + 1), p.seqlen_k);
   const int u1 = (p.seqlen_k - p.seqlen_q);
   const int u4 = (p.doc_ids_n0 - 1);
@@ -343,7 +343,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
     {
       const u32 c = opaque_u32(tid), ch = c % 8, r0 = c / 8, to = (smem + 16384) + r0 * 128 + ((ch ^ (r0 >> 0 & 7)) << 4);
       const i64 stride = opaque_s64(p.k_s2);
-      const int row0 = (ld_s32(p.visit + (i64)0 * p.visit_s0 + (i64)0 * p.visit_s1 + (i64)m * p.visit_s2 + (i64)((0 < masked) ? 2 : ((p.visit_n3 - 1) + masked)) * p.visit_s3) * 64) + (int)r0;
+      const int row0 = (ld_s32(p.visit + (i64)0 * p.visit_s0 + (i64)0 * p.visit_s1 + (i64)m * p.visit_s2 + ((0 < masked) ? 2 : ((p.visit_n3 - 1) + masked))) * 64) + (int)r0;
       const u16* from = k_bh + row0 * stride + 8 * ch;
       _Pragma("unroll") for (int pass = 0; pass < 4; ++pass) {
         const int r = 16 * pass, bytes = row0 + r < p.seqlen_k ? 16 : 0;
@@ -374,7 +374,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
   int t = 0;
   // range masked, full
   while (t < count) {
-    const int n = ld_s32(p.visit + (i64)0 * p.visit_s0 + (i64)0 * p.visit_s1 + (i64)m * p.visit_s2 + (i64)((t < masked) ? (t + 2) : ((p.visit_n3 - 1) - (t - masked))) * p.visit_s3);
+    const int n = ld_s32(p.visit + (i64)0 * p.visit_s0 + (i64)0 * p.visit_s1 + (i64)m * p.visit_s2 + ((t < masked) ? (t + 2) : ((p.visit_n3 - 1) - (t - masked))));
     // W0 cp_wait group=QK pending=0
     cp_async_wait<0>();
     // W0s cta_sync
@@ -384,7 +384,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
       {
         const u32 c = opaque_u32(tid), ch = c % 8, r0 = c / 8, to = (smem + 24576) + r0 * 128 + ((ch ^ (r0 >> 0 & 7)) << 4);
         const i64 stride = opaque_s64(p.v_s2);
-        const int row0 = (ld_s32(p.visit + (i64)0 * p.visit_s0 + (i64)0 * p.visit_s1 + (i64)m * p.visit_s2 + (i64)((t < masked) ? (t + 2) : ((p.visit_n3 - 1) - (t - masked))) * p.visit_s3) * 64) + (int)r0;
+        const int row0 = (ld_s32(p.visit + (i64)0 * p.visit_s0 + (i64)0 * p.visit_s1 + (i64)m * p.visit_s2 + ((t < masked) ? (t + 2) : ((p.visit_n3 - 1) - (t - masked)))) * 64) + (int)r0;
         const u16* from = v_bh + row0 * stride + 8 * ch;
         _Pragma("unroll") for (int pass = 0; pass < 4; ++pass) {
           const int r = 16 * pass, bytes = row0 + r < seen_hi ? 16 : 0;
@@ -426,7 +426,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
       {
         const u32 c = opaque_u32(tid), ch = c % 8, r0 = c / 8, to = (smem + 16384) + r0 * 128 + ((ch ^ (r0 >> 0 & 7)) << 4);
         const i64 stride = opaque_s64(p.k_s2);
-        const int row0 = (ld_s32(p.visit + (i64)0 * p.visit_s0 + (i64)0 * p.visit_s1 + (i64)m * p.visit_s2 + (i64)(((t + 1) < masked) ? (t + 3) : ((p.visit_n3 - 1) - ((t + 1) - masked))) * p.visit_s3) * 64) + (int)r0;
+        const int row0 = (ld_s32(p.visit + (i64)0 * p.visit_s0 + (i64)0 * p.visit_s1 + (i64)m * p.visit_s2 + (((t + 1) < masked) ? (t + 3) : ((p.visit_n3 - 1) - ((t + 1) - masked)))) * 64) + (int)r0;
         const u16* from = k_bh + row0 * stride + 8 * ch;
         _Pragma("unroll") for (int pass = 0; pass < 4; ++pass) {
           const int r = 16 * pass, bytes = row0 + r < p.seqlen_k ? 16 : 0;

@@ -320,7 +320,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
     }
     // C1 cp_commit group=K
     cp_async_commit();
-    // S4 map over=rS  # score relative_bias, block_causal golden.py:37
+    // S4 map over=rS  # score relative_bias, block_causal golden.py:39
     {
       const int i0 = m * 128 + warp * 32 + lane / 4;
       const int j0 = n * 64 + 2 * quad;
@@ -335,7 +335,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
         }
       }
     }
-    // S5 map only=masked over=rS  # mask relative_bias, block_causal golden.py:42
+    // S5 map only=masked over=rS  # mask relative_bias, block_causal golden.py:44
     if (t < end0) {
       {
         bool u2[2];

@@ -271,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
     }
     // C1 cp_commit group=K
     cp_async_commit();
-    // S4 map over=rS  # score sigmoid_weight, causal, unnormalized golden.py:46
+    // S4 map over=rS  # score sigmoid_weight, causal, unnormalized golden.py:48
     {
       _Pragma("unroll") for (int ci = 0; ci < 10; ++ci) {
         _Pragma("unroll") for (int ri = 0; ri < 4; ++ri) {

@@ -178,7 +178,8 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
   const int end0 = (n_hi - full_hi);
   const int end1 = (n_hi - n_lo);
   const int seen_hi = min_s32((((i_hi + p.seqlen_k) - p.seqlen_q) + 1), p.seqlen_k);
-  const int u1 = (p.seqlen_k - p.seqlen_q);
+  const float u0 = (p.scale * 0.09617966939259756f);
+  const int u2 = (p.seqlen_k - p.seqlen_q);
   float rS[64];
   u32 rP[32];
   float rO[64];
@@ -304,7 +305,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
         _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
           _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
             const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
-            rS[at] = (30.0f * (1.0f - (2.0f * rcp_approx((1.0f + exp2_approx(((2.0f * ((p.scale * rS[at]) * 0.03333333333333333f)) * 1.4426950408889634f)))))));
+            rS[at] = ((1.0f - (rcp_approx((1.0f + exp2_approx((rS[at] * u0)))) * 2.0f)) * 43.2808512266689f);
           }
         }
       }
@@ -312,24 +313,24 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
     // S5 map only=masked over=rS  # mask softcap(30), causal
     if (t < end0) {
       {
-        bool u0[2];
-        int u2[2];
+        bool u1[2];
+        int u3[2];
         const int i0 = m * 64 + warp * 16 + lane / 4;
         const int j0 = n * 128 + 2 * quad;
         _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
           const int i = i0 + 8 * ri;
-          u2[ri] = (i + u1);
+          u3[ri] = (i + u2);
         }
         _Pragma("unroll") for (int ci = 0; ci < 16; ++ci) {
           _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
             const int j = j0 + 8 * ci + ei;
-            u0[ei] = (j < p.seqlen_k);
+            u1[ei] = (j < p.seqlen_k);
           }
           _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
               const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
               const int j = j0 + 8 * ci + ei;
-              rS[at] = ((u0[ei] && (j <= u2[ri])) ? rS[at] : -INF);
+              rS[at] = ((u1[ei] && (j <= u3[ri])) ? rS[at] : -INF);
             }
           }
         }
@@ -354,7 +355,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
         r_old[ri] = r[ri];
         r[ri] = max_f32(r_old[ri], x[ri]);
         r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-        a[ri] = exp2_approx(((r_old[ri] - r_ref[ri]) * 1.4426950408889634f));
+        a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
         l[ri] = (l[ri] * a[ri]);
       }
     }
@@ -376,7 +377,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
         _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
           _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
             const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
-            const float v0 = exp2_approx(((rS[at] - r_ref[ri]) * 1.4426950408889634f));
+            const float v0 = exp2_approx((rS[at] - r_ref[ri]));
             l[ri] += v0;
             packed[ei] = v0;
           }
@@ -411,7 +412,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
   {
     _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
       inv[ri] = ((l[ri] == 0.0f) ? 0.0f : rcp_approx(l[ri]));
-      lse[ri] = (r[ri] + (log2_approx(l[ri]) * 0.6931471805599453f));
+      lse[ri] = ((r[ri] + log2_approx(l[ri])) * 0.6931471805599453f);
     }
   }
   // W9 cp_wait group=all pending=0

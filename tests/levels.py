@@ -23,7 +23,7 @@ ONE_STAGE, TWO_STAGES = Config(32, 16, 2), Config(32, 16, 2, stages=2)
 CAUSAL = Attention(mask=causal())
 SIGMOID = Attention(mask=causal(), score=lambda s, b, h, i, j: sigmoid(s), normalizer="none")
 DOCUMENT = Attention(mask=document(torch.zeros(9, dtype=torch.int32)))
-PASSES = ["textbook", "simplify", "stream", "units", "tile", "place"]
+PASSES = ["textbook", "signs", "simplify", "stream", "units", "tile", "place"]
 PASSES += ["schedule", "expand", "synchronize", "allocate", "visit_table"]
 Level = Graph | Program | Schedule
 

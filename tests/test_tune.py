@@ -355,6 +355,11 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.gpu
 def test_tensors_that_record_gradients() -> None:
+    """The forward pass is measured, and the call records as it does without."""
     q, k, v = (t.cuda() for t in qkv())
-    with pytest.raises(SpecError, match="needs plain tensors"):
-        attngen.attention(q.requires_grad_(), k, v, spec=SPEC, autotune=True)
+    out, _ = attngen.attention(q.requires_grad_(), k, v, spec=SPEC, autotune=True)
+    assert list((measured.cache_directory() / measured.FOLDER).glob("*.json"))
+    out.sum().backward()
+    assert q.grad is not None
+    with torch.profiler.profile(), pytest.raises(SpecError, match="needs plain tensors"):
+        attngen.attention(q, k, v, spec=SPEC, autotune=True)

@@ -34,6 +34,7 @@ def register(commands: Commands) -> None:
     )
     variant_options(parser)
     shape_options(parser)
+    parser.add_argument("--backward", action="store_true", help="the gradients of everything that may have one instead")
     parser.add_argument("--cases", type=positive, default=3, metavar="N", help="random shapes and data (default: 3)")
     parser.add_argument("--seed", type=int, default=0, help="of shapes, data and random order (default: 0)")
     parser.add_argument(
@@ -88,6 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
     request = request_of(arguments)
     if arguments.fault_injection:
         return inject(request, arguments)
+    if arguments.backward:
+        return gradients(request, arguments)
     print(
         f"{request.spec()!r}, {request.signature}, {request.target.name}: max |x - float64|, torch: "
         f"same-dtype eager\n{HEADER}"
@@ -157,6 +160,56 @@ def draw_shapes(draw: random.Random, request: Request, arguments: argparse.Names
         raise SignatureError(f"--heads {heads} is not a multiple of --kv-heads {kv_heads}")
     batch = draw.choice((1, 2)) if heads * queries * keys < LARGE else 1
     return Shapes(arguments.batch or batch, heads, kv_heads, queries, keys)
+
+
+def gradients(request: Request, arguments: argparse.Namespace) -> int:
+    """The gradients of every case, by one kernel and by two, in every mode of the emulator, and on the GPU."""
+    print(f"gradients of {request.spec()!r}, {request.signature}, sm80: max |x - float64|")
+    print(f"{'BxHq/HkvxSqxSk':<18} {'data':<9} {'run':<28} {'of':<9} {'error':>9} {'torch':>9} {'allowed':>9}")
+    failed = total = 0
+    with Progress() as progress:
+        for line, ok in gradient_rows(request, arguments, progress):
+            print(f"{line}  {'ok' if ok else 'FAILED'}", flush=True)
+            total += 1
+            failed += not ok
+    print(f"{total - failed} of {total} gradients within tolerance")
+    return int(failed > 0)
+
+
+def gradient_rows(request: Request, arguments: argparse.Namespace, progress: Progress) -> Iterator[tuple[str, bool]]:
+    import torch
+
+    from attngen.backward_pipeline import Asked
+    from attngen.emulator import Mode
+    from attngen.errors import EmulatorError, LaunchError
+    from attngen.gradient import backward_for
+    from attngen.gradient_trial import GradientTrial
+    from attngen.target import SM80
+    from attngen.trial import Data, inputs
+
+    draw = random.Random(arguments.seed)
+    for case in range(arguments.cases):
+        shapes, data = draw_shapes(draw, request, arguments), list(Data)[case % len(Data)]
+        seed = arguments.seed + case
+        spec = request.spec(shapes, seed)
+        trial = GradientTrial(spec, *inputs(shapes, request.signature, data, seed), seed)
+        head = f"{shapes.B}x{shapes.Hq}/{shapes.Hkv}x{shapes.Sq}x{shapes.Sk}"
+        for same_bits in (False, True):
+            asked = Asked(frozenset(trial.names), dlse=False, same_bits=same_bits)
+            kernel = backward_for(spec.variant, request.signature, SM80, asked)
+            places = ["eager", "late", "random"] + (["gpu"] if torch.cuda.is_available() else [])
+            for place in places:
+                progress.step(f"case {case + 1} of {arguments.cases}: {place}")
+                where = place if place == "gpu" else f"emulator {place}"
+                where += ", same bits" if same_bits else ", any order"
+                start = f"{head:<18} {data.value:<9} {where:<28}"
+                try:
+                    device = "cuda" if place == "gpu" else "cpu"
+                    mode = Mode.LATE if place == "gpu" else Mode[place.upper()]
+                    for e in trial.run(kernel, mode, seed, device):
+                        yield f"{start} {e.name:<9} {e.error:9.2e} {e.torch:9.2e} {e.allowed:9.2e}", e.ok
+                except (EmulatorError, LaunchError) as error:
+                    yield f"{start} {error}", False
 
 
 def inject(request: Request, arguments: argparse.Namespace) -> int:

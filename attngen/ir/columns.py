@@ -29,6 +29,6 @@ def narrow_strides(kernel: Kernel) -> frozenset[str]:
     return frozenset(
         f"{x.name}_s{k}"
         for _, op in ops_of(kernel) if isinstance(op, Map)
-        for s in op.body for x in loads(s.value) for k, index in enumerate(x.args)
+        for s in op.body for x in loads(*s.exprs) for k, index in enumerate(x.args)
         if column_step(index) is not None
     )  # fmt: skip

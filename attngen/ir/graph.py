@@ -14,7 +14,7 @@ import networkx as nx
 
 from attngen.expr import Expr
 from attngen.exprtext import show
-from attngen.ir.ops import ReduceKind
+from attngen.ir.ops import Assign, Heads, ReduceKind
 
 
 class Axis(Enum):
@@ -152,13 +152,22 @@ class Fold(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class Output(Node):
+    """The value of a node as a result. REDUCE_ADD: each element is added to element `index` of `into`. heads KV: summed
+    over the query heads of a key head."""
+
     x: str
+    mode: Assign = Assign.ASSIGN
+    into: str = ""
+    index: tuple[Expr, ...] = ()
+    heads: Heads = Heads.Q
 
     def operands(self) -> tuple[str, ...]:
         return (self.x,)
 
     def text(self) -> str:
-        return f"output {self.x}"
+        if self.mode is Assign.REDUCE_ADD:
+            return f"add {self.x} to {self.into}[{', '.join(map(show, self.index))}]"
+        return f"output {self.x}" + (" summed over the group" if self.heads is Heads.KV else "")
 
 
 @dataclass(frozen=True)

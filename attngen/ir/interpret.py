@@ -15,13 +15,15 @@ from torch import Tensor
 from attngen.evaluate import Operand, evaluate
 from attngen.expr import DType, Expr, Op, var, walk
 from attngen.ir.graph import Axis, Contract, Fold, Graph, Input, Map, Mask, Node, Output, RowReduce
-from attngen.ir.ops import Fill, Heads, Reduce, ReduceKind, Scope, Stmt, Vote
+from attngen.ir.ops import Assign, Fill, Heads, Reduce, ReduceKind, Scope, Stmt, Vote
 from attngen.ir.ops import Map as MapOp
 from attngen.ir.ops import Op as TileOp
 from attngen.ir.program import ContractTile, LoadTile, Program, StoreTile, StoreVector
 from attngen.ir.schedule import Access, Guard, Step
 from attngen.layout import Fragment
 from attngen.passes.stream import Component, lift_extra, merge, neutral, reference
+
+LETTER = {Axis.B: "b", Axis.H: "h", Axis.M: "m", Axis.N: "n", Axis.D: "d", Axis.DV: "e"}
 
 # ---- Graph -------------------------------------------------------------------------------------------------------
 
@@ -35,11 +37,13 @@ def run_graph(
     scale: float,
     dtype: torch.dtype = torch.float64,
     block_n: int = 32,
+    given: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """The outputs of a graph by name: `out` [B, Hq, Sq, Dv], and `lse` [B, Hq, Sq] where the graph has one.
 
-    A fold takes the keys in blocks of `block_n`."""
-    return _GraphRun(graph, q, k, v, captures, scale, dtype, block_n).outputs()
+    A fold takes the keys in blocks of `block_n`. `given`: what else a derivative reads, all of it of the query heads:
+    `out`, `lse`, and the gradients `dout` and `dlse`."""
+    return _GraphRun(graph, q, k, v, captures, scale, dtype, block_n, given or {}).outputs()
 
 
 class _GraphRun:
@@ -47,11 +51,12 @@ class _GraphRun:
 
     def __init__(
         self, graph: Graph, q: Tensor, k: Tensor, v: Tensor, captures: Mapping[str, Tensor], scale: float,
-        dtype: torch.dtype, block_n: int
+        dtype: torch.dtype, block_n: int, given: Mapping[str, Tensor]
     ) -> None:  # fmt: skip
         self.graph, self.captures, self.dtype, self.block_n = graph, captures, dtype, block_n
-        group = q.size(1) // max(k.size(1), 1)
+        self.group = group = q.size(1) // max(k.size(1), 1)
         wide = {"q": q, "k": k.repeat_interleave(group, 1), "v": v.repeat_interleave(group, 1)}
+        wide |= {name: t if t.dim() == 4 else t[..., None] for name, t in given.items()}
         self.inputs = {name: t.to(dtype) for name, t in wide.items()}
         self.seqlen_k = k.size(2)
         sizes = (q.size(0), q.size(1), q.size(2), k.size(2))
@@ -66,8 +71,7 @@ class _GraphRun:
         for node in self.graph.nodes:
             match node:
                 case Output():
-                    value = self.values[node.x]
-                    result[node.x] = value if len(node.axes) == 4 else value.squeeze(3)
+                    self.output(node, result)
                 case Fold():
                     self.values.update(self.fold(node))
                 case Component():
@@ -76,18 +80,43 @@ class _GraphRun:
                     self.values[node.id] = self.node(node)
         return result
 
+    def output(self, node: Output, result: dict[str, Tensor]) -> None:
+        value = self.values[node.x]
+        if node.mode is Assign.REDUCE_ADD:
+            whole = self.captures[node.into]
+            sums = result.setdefault(f"d{node.into}", torch.zeros(whole.shape, dtype=self.dtype))
+            at = [
+                self.expr(e, {}).clamp(0, n - 1).expand(value.shape).flatten()
+                for e, n in zip(node.index, whole.shape, strict=True)
+            ]
+            if at:
+                sums.index_put_(tuple(at), value.flatten(), accumulate=True)
+            else:
+                sums += value.sum()
+            return
+        if node.heads is Heads.KV:
+            value = value.unflatten(1, (-1, self.group)).sum(2)
+        result[node.x] = value if len(node.axes) == 4 else value.squeeze(3)
+
     def expr(self, e: Expr, values: Mapping[str, Tensor]) -> Tensor:
         return evaluate(e, {**self.env, **values}, self.captures, self.dtype)
+
+    def contracted(self, node: Contract) -> Tensor:
+        a, b, result = (tuple(LETTER[x] for x in n.axes) for n in (self.graph[node.a], self.graph[node.b], node))
+        formula = f"{''.join(a)},{''.join(b)}->{''.join(result)}"
+        return torch.einsum(formula, self.values[node.a], self.values[node.b])
 
     def node(self, node: Node) -> Tensor:
         match node:
             case Input():
                 return self.inputs[node.id]
             case Contract():
-                b = self.values[node.b]
-                return self.values[node.a] @ (b.transpose(2, 3) if node.over is Axis.D else b)
+                return self.contracted(node)
             case Map():
-                shape = torch.broadcast_shapes(self.rows.shape, *(self.values[i].shape for i in node.inputs))
+                scores = (*self.rows.shape[:3], self.seqlen_k)
+                whole = scores if Axis.N in node.axes and Axis.M in node.axes else self.rows.shape
+                inputs = [self.values[i].shape for i in node.inputs]
+                shape = torch.broadcast_shapes(*inputs, *([whole] if Axis.M in node.axes else []))
                 return self.expr(node.expr, self.values).expand(shape)
             case Mask():
                 x = self.values[node.x]

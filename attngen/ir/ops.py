@@ -6,8 +6,7 @@ ops through them and through `unit` alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 
 from attngen.expr import Expr, variables, walk
 from attngen.expr import Op as ExprOp
@@ -19,6 +18,9 @@ from attngen.ir.terms import (
 )
 from attngen.ir.terms import (
     Heads as Heads,
+)
+from attngen.ir.terms import (
+    Op as Op,
 )
 from attngen.ir.terms import (
     ReduceKind as ReduceKind,
@@ -35,53 +37,7 @@ from attngen.ir.terms import (
 from attngen.ir.terms import (
     Unit as Unit,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Op:
-    """Base of all ops. `only`: the tile class in whose ranges the op exists; `when`: a warp-uniform predicate;
-    `note`: for a reader, printed at the end of the line (user code carries its file and line here)."""
-
-    id: str
-    only: str = ""
-    when: Expr | None = None
-    note: str = ""
-
-    unit = Unit.ALU
-
-    def reads(self) -> tuple[Ref, ...]:
-        return tuple(self._refs("reads"))
-
-    def writes(self) -> tuple[Ref, ...]:
-        return tuple(self._refs("writes"))
-
-    def _refs(self, role: str) -> Iterator[Ref]:
-        for name in _ref_fields(type(self), role):
-            value = getattr(self, name)
-            yield from (value if isinstance(value, tuple) else (value,))
-
-
-_accessed: dict[tuple[type[Op], str], tuple[str, ...]] = {}
-
-
-def _ref_fields(cls: type[Op], role: str) -> tuple[str, ...]:
-    """Names of the fields that an op reads or writes; asked for at every walk."""
-    if (cls, role) not in _accessed:
-        _accessed[cls, role] = tuple(f.name for f in fields(cls) if role in f.metadata.get("access", ()))
-    return _accessed[cls, role]
-
-
-def _in() -> Ref:
-    return field(metadata={"access": ("reads",)})  # type: ignore[no-any-return]
-
-
-def _out() -> Ref:
-    return field(metadata={"access": ("writes",)})  # type: ignore[no-any-return]
-
-
-def _inout() -> Ref:
-    return field(metadata={"access": ("reads", "writes")})  # type: ignore[no-any-return]
-
+from attngen.ir.terms import read, updated, written
 
 # ---- copies ----------------------------------------------------------------------------------------------------
 
@@ -89,14 +45,15 @@ def _inout() -> Ref:
 @dataclass(frozen=True, kw_only=True)
 class CpAsync(Op):
     """16-byte cp.async of a tile's rows [row, row + buffer rows) of tensor `src`; rows outside [first, limit) are
-    zero-filled (first None: 0)."""
+    zero-filled (first None: 0). head: which head, where it changes inside an item (None: the item's)."""
 
-    dst: Ref = _out()
+    dst: Ref = written()
     src: str
     heads: Heads
     row: Expr
     limit: Expr
     first: Expr | None = None
+    head: Expr | None = None
     unit = Unit.COPY
 
 
@@ -104,12 +61,13 @@ class CpAsync(Op):
 class CopyTile(Op):
     """The same copy element by element through registers, for rows that are not 16-byte aligned."""
 
-    dst: Ref = _out()
+    dst: Ref = written()
     src: str
     heads: Heads
     row: Expr
     limit: Expr
     first: Expr | None = None
+    head: Expr | None = None
     unit = Unit.SHARED
 
 
@@ -134,7 +92,7 @@ class CpWait(Op):
 class TmaLoad(Op):
     """One tile by the copy engine; completes `bar` with its bytes. Rows outside the tensor arrive as zeros."""
 
-    dst: Ref = _out()
+    dst: Ref = written()
     src: str
     heads: Heads
     row: Expr
@@ -148,7 +106,7 @@ class TmaStore(Op):
     written."""
 
     dst: str
-    src: Ref = _in()
+    src: Ref = read()
     heads: Heads
     row: Expr
     column: int = 0
@@ -160,7 +118,7 @@ class TmaReduce(Op):
     """As tma_store, adding to what is there (fp32)."""
 
     dst: str
-    src: Ref = _in()
+    src: Ref = read()
     heads: Heads
     row: Expr
     mode: Assign
@@ -171,7 +129,7 @@ class TmaReduce(Op):
 class BulkLoad(Op):
     """A one-dimensional vector (multiple of 16 bytes) by the copy engine; completes `bar`."""
 
-    dst: Ref = _out()
+    dst: Ref = written()
     src: str
     at: Expr
     bytes: int
@@ -265,18 +223,21 @@ class Proxy(Op):
 class Ldmatrix(Op):
     """The role's rows of a shared tile as an opA fragment."""
 
-    dst: Ref = _out()
-    src: Ref = _in()
+    dst: Ref = written()
+    src: Ref = read()
     unit = Unit.SHARED
 
 
 @dataclass(frozen=True, kw_only=True)
 class MmaSync(Op):
-    """d (+)= a . b with mma.sync; a: opA fragment or shared tile, b: shared tile (`.T`: its rows are columns of d)."""
+    """d (+)= a . b with mma.sync; a: opA fragment or shared tile, b: shared tile (`.T`: its rows are columns of d).
 
-    d: Ref = _inout()
-    a: Ref = _in()
-    b: Ref = _in()
+    A warp has the rows of d that it has of all values. With a shared tile `a.T` it has 16 rows of d for each 16 columns
+    of the tile, and where there are more warps than that, a block of the columns."""
+
+    d: Ref = updated()
+    a: Ref = read()
+    b: Ref = read()
     zero: bool = False
     unit = Unit.TENSOR
 
@@ -285,9 +246,9 @@ class MmaSync(Op):
 class Wgmma(Op):
     """d (+)= a . b as asynchronous wgmma of `group`; zero: the first step overwrites d."""
 
-    d: Ref = _inout()
-    a: Ref = _in()
-    b: Ref = _in()
+    d: Ref = updated()
+    a: Ref = read()
+    b: Ref = read()
     group: str
     zero: bool = False
     unit = Unit.TENSOR
@@ -330,12 +291,12 @@ class Map(Op):
         return next((r for r in (self.over, *self.copies) if r.name == name), Ref(name=name))
 
     def reads(self) -> tuple[Ref, ...]:
-        names = {n: None for s in self.body for e in walk(s.value) if e.op is ExprOp.VAR for n in (e.name,)}
-        names.update({s.target: None for s in self.body if s.accumulate})
+        names = {n: None for s in self.body for e in walk(*s.exprs) if e.op is ExprOp.VAR for n in (e.name,)}
+        names.update({s.target: None for s in self.body if s.accumulate and not s.index})
         return tuple(self._ref(n) for n in names)
 
     def writes(self) -> tuple[Ref, ...]:
-        return tuple(self._ref(n) for n in {s.target: None for s in self.body})
+        return tuple(self._ref(n) for n in {s.target: None for s in self.body if not s.index})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,15 +305,15 @@ class Reduce(Op):
     (`src` a ROW value: the partial results of the four lanes)."""
 
     kind: ReduceKind
-    dst: Ref = _out()
-    src: Ref = _in()
+    dst: Ref = written()
+    src: Ref = read()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vote(Op):
     """dst = any lane of the warp for which `pred`, over row values, holds for one of its rows."""
 
-    dst: Ref = _out()
+    dst: Ref = written()
     pred: Expr
 
     def reads(self) -> tuple[Ref, ...]:
@@ -363,7 +324,7 @@ class Vote(Op):
 class Fill(Op):
     """Every element of a value becomes `value`."""
 
-    dst: Ref = _out()
+    dst: Ref = written()
     value: Expr
 
 
@@ -373,18 +334,18 @@ class Fill(Op):
 @dataclass(frozen=True, kw_only=True)
 class StFrag(Op):
     """Fragment, or a block of its columns as wide as the tile (`rO[:1]`), to a shared tile (stmatrix where the target
-    has it); transposed: the tile holds its transpose."""
+    has it); transposed: the tile holds its transpose. A packed opA fragment is stored as it is."""
 
-    dst: Ref = _out()
-    src: Ref = _in()
+    dst: Ref = written()
+    src: Ref = read()
     scaled: str = ""  # a row value that multiplies the rows on the way
     unit = Unit.SHARED
 
 
 @dataclass(frozen=True, kw_only=True)
 class LdFrag(Op):
-    dst: Ref = _out()
-    src: Ref = _in()
+    dst: Ref = written()
+    src: Ref = read()
     unit = Unit.SHARED
 
 
@@ -392,8 +353,8 @@ class LdFrag(Op):
 class LdVec(Op):
     """A COL value from a shared vector."""
 
-    dst: Ref = _out()
-    src: Ref = _in()
+    dst: Ref = written()
+    src: Ref = read()
     unit = Unit.SHARED
 
 
@@ -402,7 +363,7 @@ class StTile(Op):
     """Shared tile to global with 16-byte stores; rows >= limit and columns beyond the head dim are not written."""
 
     dst: str
-    src: Ref = _in()
+    src: Ref = read()
     heads: Heads
     row: Expr
     limit: Expr
@@ -414,7 +375,7 @@ class StRows(Op):
     """A ROW value to a per-row tensor (one lane of each quad), rows < limit."""
 
     dst: str
-    src: Ref = _in()
+    src: Ref = read()
     heads: Heads
     limit: Expr
     unit = Unit.GLOBAL
@@ -422,14 +383,16 @@ class StRows(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class RedAdd(Op):
-    """Fragment added to a global fp32 tensor with red.add."""
+    """Fragment added to a global fp32 tensor with red.add; its rows and columns lie as those of a product with a
+    shared tile `a.T` (see mma_sync). head: which head, where it changes inside an item."""
 
     dst: str
-    src: Ref = _in()
+    src: Ref = read()
     heads: Heads
     row: Expr
     limit: Expr
     mode: Assign
+    head: Expr | None = None
     unit = Unit.GLOBAL
 
 
@@ -440,13 +403,15 @@ class RedAdd(Op):
 class ScanTiles(Op):
     """Classifies the key tiles [lo, hi) of one row tile by evaluating `visible`, the last statement, on every element
     (warps take tiles in turn, lanes columns), and writes the class of tile n to `dst[.., n]`: 0 empty, 1 masked, 2 full
-    (every key < seqlen_k, every row sees it)."""
+    (every key < seqlen_k, every row sees it). keys: the rows are keys and the tiles are of queries; a tile of keys that
+    reaches beyond the last one has no full tile."""
 
     dst: str
     body: tuple[Stmt, ...]
     lo: Expr
     hi: Expr
     block_n: int
+    keys: bool = False
     unit = Unit.GLOBAL
 
 
@@ -458,6 +423,17 @@ class CompactTiles(Op):
     src: str
     lo: Expr
     hi: Expr
+    keys: bool = False
+    unit = Unit.GLOBAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumRows(Op):
+    """Elements j < `cols` of a row (b, h, i), one warp a row: ELEM statements, of which `x += value` are sums over the
+    row, then ROW statements of the sums; a target named like an output tensor is stored."""
+
+    body: tuple[Stmt, ...]
+    cols: int
     unit = Unit.GLOBAL
 
 
@@ -468,7 +444,7 @@ class SortItems(Op):
     items keep their order, so that equal sizes give equal tables."""
 
     dst: str
-    keys: Ref = _inout()
+    keys: Ref = updated()
     body: tuple[Stmt, ...]
     unit = Unit.GLOBAL
 
@@ -481,7 +457,7 @@ class DealItems(Op):
 
     dst: str
     src: str
-    loads: Ref = _inout()
+    loads: Ref = updated()
     tile: int
     extra: int
     unit = Unit.GLOBAL

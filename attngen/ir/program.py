@@ -4,13 +4,14 @@ stores over tiles, a loop over the visited key tiles, and values with a space ea
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from attngen.config import AnyConfig
 from attngen.expr import Expr
 from attngen.ir.ops import Heads, Op, Ref, Stmt, Unit
 from attngen.ir.schedule import Access, Elem, Fact, Guard, ScalarArg, Step, TensorArg, Workspace
+from attngen.ir.terms import read, updated, written
 from attngen.layout import Fragment, SmemLayout
 
 
@@ -42,20 +43,18 @@ class TileValue:
         return f"{self.name} {self.elem.value}{shape}{where}"
 
 
-def _ref(*access: str) -> Ref:
-    return field(metadata={"access": access})  # type: ignore[no-any-return]
-
-
 @dataclass(frozen=True, kw_only=True)
 class LoadTile(Op):
-    """Rows [row, row + tile rows) of a tensor; rows outside [first, limit) read as zeros (first None: 0)."""
+    """Rows [row, row + tile rows) of a tensor; rows outside [first, limit) read as zeros (first None: 0). head: which
+    head, where it changes inside an item (None: the item's)."""
 
-    dst: Ref = _ref("writes")
+    dst: Ref = written()
     src: str
     heads: Heads
     row: Expr
     limit: Expr
     first: Expr | None = None
+    head: Expr | None = None
     unit = Unit.COPY
 
 
@@ -63,11 +62,32 @@ class LoadTile(Op):
 class ContractTile(Op):
     """d (+)= a . b; b transposed when its rows are the columns of d."""
 
-    d: Ref = _ref("reads", "writes")
-    a: Ref = _ref("reads")
-    b: Ref = _ref("reads")
+    d: Ref = updated()
+    a: Ref = read()
+    b: Ref = read()
     zero: bool = False
     unit = Unit.TENSOR
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageTile(Op):
+    """A tile of registers to shared memory, for an operand that other warps read."""
+
+    dst: Ref = written()
+    src: Ref = read()
+    unit = Unit.SHARED
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddTile(Op):
+    """A tile added to rows [row, limit) of a tensor of f32 in global memory, in no order among CTAs."""
+
+    dst: str
+    src: Ref = read()
+    heads: Heads
+    row: Expr
+    limit: Expr
+    unit = Unit.GLOBAL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,29 +95,34 @@ class StoreTile(Op):
     """A tile to the output, its rows multiplied by the row value `scaled` on the way; rows >= limit are not written."""
 
     dst: str
-    src: Ref = _ref("reads")
+    src: Ref = read()
     scaled: str
     row: Expr
     limit: Expr
+    heads: Heads = Heads.Q
     unit = Unit.GLOBAL
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreVector(Op):
     dst: str
-    src: Ref = _ref("reads")
+    src: Ref = read()
     limit: Expr
     unit = Unit.GLOBAL
 
 
 @dataclass(frozen=True, kw_only=True)
 class TileLoop:
-    """The loop over key tiles: `count` tiles, tile t is key tile `tile`; classes[i] up to counter ends[i]."""
+    """The loop over key tiles: `count` tiles, tile t is key tile `tile`; classes[i] up to counter ends[i]. place: where
+    a step is other than at a key tile of the item's head (query tiles, heads of a group), as statements of t; lets:
+    scalars of a step beside it."""
 
     classes: tuple[str, ...]
     ends: tuple[Expr, ...]
     tile: Expr
     body: tuple[Step, ...]
+    place: tuple[Stmt, ...] = ()
+    lets: tuple[Stmt, ...] = ()
 
     @property
     def count(self) -> Expr:
@@ -146,7 +171,9 @@ class Program:
             lines.append("  first tile")
         for step in self.first:
             lines += op_lines(step, 2)
-        lines.append(f"  for t: n = {show(self.loop.tile)}   ({classes})")
+        place = "; ".join(f"{s.target} = {show(s.value)}" for s in self.loop.place) or f"n = {show(self.loop.tile)}"
+        lines.append(f"  for t: {place}   ({classes})")
+        lines += [f"    let {s.target} = {show(s.value)}" for s in self.loop.lets]
         for step in self.loop.body:
             lines += op_lines(step, 2)
         for op in self.epilogue:

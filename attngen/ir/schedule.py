@@ -230,6 +230,8 @@ class WorkSource(Enum):
     SECTIONS = "sections"  # one CTA a section of `section` items: heads and, inside a head, row tiles from the last
     SINGLE = "single"  # one CTA
     ELEMENTS = "elements"  # one thread an element of the first output
+    GRID_KEYS = "grid_keys"  # as grid, items are tiles of keys of a key head
+    ROWS = "rows"  # one warp a row (b, h, i)
 
 
 WORK_TABLE = "work"  # the workspace with the items of a kernel whose source is DEVICE_TABLE: [rounds, CTAs, 4]
@@ -277,11 +279,13 @@ class Kernel:
 
 @dataclass(frozen=True, kw_only=True)
 class Workspace:
-    """A tensor the module needs between its kernels: its shape in run-time sizes."""
+    """A tensor the module needs between its kernels: its shape in run-time sizes. zero: filled with zeros before the
+    first kernel."""
 
     name: str
     elem: Elem
     shape: tuple[Expr, ...]
+    zero: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

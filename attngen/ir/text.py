@@ -53,7 +53,7 @@ KEYWORDS: dict[str, type] = {
 _WORD = {c: k for k, c in KEYWORDS.items()}
 _GROUPS = {"step": "step", "drain": "drain", "exit": "exit"}  # tuples of ops under a word of their own
 _LISTS = {"lets": "let", "phase": "phase"}  # tuples of statements, one line each under this word
-INDEX_NAMES = ("b", "h", "i", "j", "jt", "m", "n", "t", "w", "batch", "heads", "group", "seqlen_q", "seqlen_k",
+INDEX_NAMES = ("b", "h", "hkv", "i", "j", "jt", "m", "n", "t", "w", "batch", "heads", "group", "seqlen_q", "seqlen_k",
                "rounds", "ctas")  # fmt: skip
 ELEM_DTYPE = {Elem.BF16: DType.F32, Elem.F16: DType.F32, Elem.F32: DType.F32, Elem.I32: DType.I32}
 ELEM_DTYPE |= {Elem.I64: DType.I32, Elem.U8: DType.BOOL}
@@ -116,7 +116,8 @@ def _children(name: str, value: Any, depth: int) -> Iterator[str]:
     for child in value if isinstance(value, tuple) else (value,):
         if isinstance(child, Stmt):
             word = _LISTS.get(name, child.scope.value)
-            yield f"{pad}{word} {child.target} {'+=' if child.accumulate else '='} {show(child.value)}"
+            index = f"[{', '.join(map(show, child.index))}]" if child.index else ""
+            yield f"{pad}{word} {child.target}{index} {'+=' if child.accumulate else '='} {show(child.value)}"
         elif isinstance(child, Fact):
             yield f"{pad}fact {child.subject}: {child.text}"
         else:
@@ -288,16 +289,19 @@ def _slot(cls: type, child: type, line: _Line) -> str:
 
 
 def _statement(line: _Line, word: str, names: _Names) -> Stmt:
-    m = re.fullmatch(r"(\w+) (\w+) (\+?=) (.*)", line.text)
-    if not m:
+    m = re.fullmatch(r"(\w+) (\w+)(\[.*?\])? (\+?=) (.*)", line.text)
+    if not m or (m[3] and m[4] == "="):
         raise ScheduleError(f"line {line.number}: a statement is `{word} name = expression`, found {line.text!r}")
     try:
-        value = names.expr(m[4])
+        value = names.expr(m[5])
+        # the parser of expressions splits an index at its commas: as that of an element of a tensor of this name
+        index = parse(f"{m[2]}{m[3]}", names.scalars, {**names.tensors, m[2]: DType.F32}).args if m[3] else ()
     except ScheduleError as error:
         raise ScheduleError(f"line {line.number}: {error}") from None
-    names.scalars.setdefault(m[2], value.dtype)
+    if not index:
+        names.scalars.setdefault(m[2], value.dtype)
     scope = Scope(word) if word in Scope._value2member_map_ else Scope.ITEM
-    return Stmt(scope=scope, target=m[2], value=value, accumulate=m[3] == "+=")
+    return Stmt(scope=scope, target=m[2], value=value, accumulate=m[4] == "+=", index=index)
 
 
 def _declare(node: Any, names: _Names) -> None:

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from attngen.expr import DType, Expr, substitute, var, variables
 from attngen.expr import Op as ExprOp
-from attngen.ir.ops import Map, MmaSync, Op, Pointwise, Ref, ScanTiles, SortItems, StFrag, Stmt, Wgmma
+from attngen.ir.ops import Map, MmaSync, Op, Pointwise, Ref, ScanTiles, SortItems, StFrag, Stmt, SumRows, Wgmma
 from attngen.ir.schedule import Block, Classes, Guard, Kernel, Role, Step, Tiles, ops_of
 
 Env = Mapping[Expr, int]
@@ -311,7 +311,7 @@ def reads(op: Op) -> tuple[Ref, ...]:
         made: set[str] = set()
         found: dict[str, None] = {}
         for s in op.body:
-            wanted = variables(s.value) | ({s.target} if s.accumulate else set())
+            wanted = variables(*s.exprs) | ({s.target} if s.accumulate and not s.index else set())
             found.update(dict.fromkeys(sorted(wanted - made)))
             made.add(s.target)
         at = {r.name: r for r in (op.over, *op.copies)}
@@ -323,7 +323,7 @@ def reads(op: Op) -> tuple[Ref, ...]:
 
 
 def statements(op: Op) -> tuple[Stmt, ...]:
-    return op.body if isinstance(op, Map | Pointwise | ScanTiles | SortItems) else ()
+    return op.body if isinstance(op, Map | Pointwise | ScanTiles | SortItems | SumRows) else ()
 
 
 def expressions(op: Op) -> Iterator[Expr]:

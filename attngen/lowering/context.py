@@ -5,8 +5,8 @@ from __future__ import annotations
 from attngen.cprint import Printer
 from attngen.errors import PassError
 from attngen.expr import Expr
-from attngen.ir.ops import CopyTile, CpAsync, Ref
-from attngen.ir.schedule import Buffer, Kernel, Role, Schedule, Value
+from attngen.ir.ops import CopyTile, CpAsync, Heads, Ref
+from attngen.ir.schedule import Access, Buffer, Kernel, Role, Schedule, Value
 from attngen.layout import SLAB_BYTES, Fragment, SmemLayout
 from attngen.params import fields
 from attngen.render import Argument
@@ -19,6 +19,8 @@ class RoleContext:
         self.schedule, self.kernel, self.role = schedule, kernel, role
         self.values: dict[str, Value] = {v.name: v for v in role.values}
         self.elems = {t.name: t.elem for t in kernel.tensors}
+        # workspaces are made by us, results of ours are read as they were written
+        self.dense = frozenset(t.name for t in kernel.tensors if t.access is not Access.CAPTURE)
         self.parameters = {f.name for f in fields(kernel)}
 
     @property
@@ -30,7 +32,7 @@ class RoleContext:
         return f"p.{v.name}" if v.name in self.parameters and v.name not in self.values else v.name
 
     def expr(self, e: Expr) -> str:
-        return Printer(self.spell, self.elems)(e)
+        return Printer(self.spell, self.elems, self.dense)(e)
 
     def buffer(self, ref: Ref) -> Buffer:
         buffer = self.kernel.buffer(ref.name)
@@ -65,12 +67,25 @@ class RoleContext:
         """First query row of a thread; it also owns every eighth row after it."""
         return f"m * {self.kernel.work.block_m} + warp * {self.warp_rows} + lane / 4"
 
-    def row_of(self, tensor: str) -> str:
+    @property
+    def key0(self) -> str:
+        """The same of a kernel whose rows are keys."""
+        return f"n * {self.kernel.work.block_m} + warp * {self.warp_rows} + lane / 4"
+
+    def row_of(self, tensor: str, keys: bool = False) -> str:
         """Offset of this item's row in a table [batch or 1, heads or 1, row tiles, ...]."""
+        if keys:  # one list for all heads
+            return f"(i64)b * p.{tensor}_s0 + (i64)n * p.{tensor}_s2"
         return f"(i64)b * p.{tensor}_s0 + (i64)h * p.{tensor}_s1 + (i64)m * p.{tensor}_s2"
 
+    def head(self, tensor: str, heads: Heads, head: Expr | None) -> str:
+        """Where the batch and head of an op start in a tensor: what `bases` declares, or what the op computes."""
+        if head is None:
+            return f"{tensor}_bh"
+        return f"(p.{tensor} + (i64)b * p.{tensor}_s0 + (i64)({self.expr(head)}) * p.{tensor}_s1)"
+
     def head_dim(self, tensor: str) -> int:
-        return self.schedule.head_dim_qk if tensor in ("q", "k") else self.schedule.head_dim_v
+        return self.schedule.head_dim_qk if tensor in ("q", "k", "dq", "dk") else self.schedule.head_dim_v
 
     def inside(self, op: CpAsync | CopyTile) -> str:
         """Row `row0 + r` is one of those that are copied."""

@@ -76,5 +76,5 @@ def within(context: RoleContext, node: Tiles, k: int) -> str:
 
 
 def lets(context: RoleContext, lets: Sequence[Stmt]) -> list[str]:
-    printer = Printer(context.spell, context.elems)
+    printer = Printer(context.spell, context.elems, context.dense)
     return [f"const {C_DTYPE[s.value.dtype]} {s.target} = {printer(s.value)};" for s in lets]

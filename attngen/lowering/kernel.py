@@ -23,6 +23,11 @@ def kernel_lines(schedule: Schedule, kernel: Kernel) -> list[str]:
     place: dict[str, Argument] = {"block_m": work.block_m, "round_up": work.block_m - 1}
     if work.source is WorkSource.GRID:
         place["heads"] = "p.heads" if work.per_head else "1"
+    elif work.source is WorkSource.GRID_KEYS:
+        heads = "p.heads / p.group" if work.per_head else "1"
+        place = {"block": work.block_m, "round_up": work.block_m - 1, "heads": heads}
+    elif work.source is WorkSource.ROWS:
+        place = {"warps": role.warps}
     elif work.source is WorkSource.ELEMENTS:
         place = {"threads": kernel.threads}
     found = [] if work.source is WorkSource.SINGLE else call(schedule.target, name, place)
@@ -46,7 +51,7 @@ def kernel_lines(schedule: Schedule, kernel: Kernel) -> list[str]:
 def bases(kernel: Kernel, role: Role) -> list[str]:
     """Where the item's batch and head start in each tensor that the threads of a role load tiles from."""
     loads = (op for of, op in ops_of(kernel) if of is role and isinstance(op, o.CpAsync | o.CopyTile))
-    heads = {op.src: op.heads for op in loads}
+    heads = {op.src: op.heads for op in loads if op.head is None}
     lines = []
     for t in kernel.tensors:
         if t.name in heads:

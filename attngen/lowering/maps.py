@@ -31,7 +31,11 @@ def map_call(context: RoleContext, op: o.Map) -> tuple[str, dict[str, Argument]]
     over, text, target = context.values[op.over.name], MapText(context, op), context.target
     rows, lines = over.rows // 8, list(text.locals)
     column = "2 * quad"
-    first = {"i": context.row0, "j": f"n * {over.cols} + {column}" if over.cols_axis == "N" else column, "jt": column}
+    tile = {"M": f"m * {over.cols} + ", "N": f"n * {over.cols} + "}.get(over.cols_axis, "")
+    if over.rows_axis == "M":
+        first = {"i": context.row0, "j": f"{tile}{column}", "jt": column}
+    else:
+        first = {"i": f"{tile}{column}", "j": context.key0}
     for index in first:
         if text.uses(index):
             lines.append(f"const int {index}0 = {first[index]};")
@@ -56,7 +60,7 @@ class MapText:
         self.locals: list[str] = []
         self.pair: list[str] = []
         self.lines: dict[Scope, list[str]] = {s: [] for s in Scope}
-        self.local_scope = {s.target: s.scope for s in op.body if s.target not in context.values}
+        self.local_scope = {s.target: s.scope for s in op.body if s.target not in context.values and not s.index}
         for s in op.body:
             if s.target in self.local_scope and s.scope in (Scope.ROW, Scope.COL):
                 count = context.values[op.over.name].rows // 8 if s.scope is Scope.ROW else 2
@@ -73,7 +77,10 @@ class MapText:
 
     def with_indices(self, scope: Scope) -> list[str]:
         """The statements of a scope below the declarations of the indices they use."""
-        step = {"i": "8 * ri", "j": "8 * ci + ei", "jt": "8 * ci + ei"}
+        row, column = "8 * ri", "8 * ci + ei"
+        step = {"i": row, "j": column, "jt": column}
+        if self.context.values[self.op.over.name].rows_axis == "N":
+            step = {"i": column, "j": row}
         text = "\n".join(self.lines[scope])
         head = []
         for index in step:
@@ -106,19 +113,24 @@ class MapText:
     def _statements(self, statements: list[Stmt], scope: Scope) -> None:
         """Runs of statements that do not read what an earlier one wrote share their temporaries."""
         written: set[str] = set()
-        printer = Printer(self.spell, self.context.elems)
+        printer = Printer(self.spell, self.context.elems, self.context.dense)
         counter = 0
         pending = list(statements)
         while pending:
             run: list[Stmt] = []
             written.clear()
-            while pending and not variables(pending[0].value) & written:
+            while pending and not variables(*pending[0].exprs) & written:
                 run.append(pending.pop(0))
                 written.add(run[-1].target)
             printer.named, printer.counter = {}, counter
-            self.lines[scope] += printer.temporaries(*(s.value for s in run))
+            self.lines[scope] += printer.temporaries(*(e for s in run for e in s.exprs))
             counter = printer.counter
-            self.lines[scope] += [self._assign(s, printer(s.value)) for s in run]
+            for s in run:
+                self.lines[scope] += self._add(s, printer) if s.index else [self._assign(s, printer(s.value))]
+
+    def _add(self, s: Stmt, printer: Printer) -> list[str]:
+        at = " + ".join(f"(i64){printer(e)} * p.{s.target}_s{k}" for k, e in enumerate(s.index))
+        return call(self.context.target, "add_element", {"dst": s.target, "at": at, "value": printer(s.value)})
 
     def _assign(self, s: Stmt, value: str) -> str:
         known = self.context.values.get(s.target)
@@ -128,12 +140,12 @@ class MapText:
                 f"const {C_DTYPE[s.value.dtype]} {s.target} = {value};"
             )
         if known.fragment is Fragment.OPA:
-            tiles = known.cols // 8
-            self.locals.append("float packed[2];")
+            tiles, pair = known.cols // 8, f"packed{len(self.pair) or ''}"
+            self.locals.append(f"float {pair}[2];")
             self.pair.append(
                 f"{self.c_name(s.target)}[ri / 2 * {2 * tiles} + 2 * ci + ri % 2] = "
-                f"pack_{known.dtype}(packed[0], packed[1]);"
+                f"pack_{known.dtype}({pair}[0], {pair}[1]);"
             )
-            return f"packed[ei] = {value};"
+            return f"{pair}[ei] = {value};"
         index = "at" if known.fragment is Fragment.ACC else "ri"
         return f"{s.target}[{index}] {'+=' if s.accumulate else '='} {value};"

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 from attngen.errors import PassError
 from attngen.ir import ops as o
-from attngen.ir.ops import Op, kind_of
+from attngen.ir.ops import Heads, Op, kind_of
 from attngen.lowering.context import RoleContext
 from attngen.lowering.maps import map_call, reduce_call
-from attngen.lowering.small import count_lines, index_bits, pointwise_lines, scan_call
+from attngen.lowering.small import count_lines, index_bits, pointwise_lines, scan_call, sum_rows_call
 from attngen.render import Argument
 
 
 def copy_arguments(context: RoleContext, op: o.CpAsync | o.CopyTile) -> dict[str, Argument]:
     """Of a copy whose threads share the chunks of the tile."""
-    return {"dst": context.address(op.dst), "src": op.src, "row": context.expr(op.row), "inside": context.inside(op),
-            **context.chunks(op.dst, op.src)}  # fmt: skip
+    return {"dst": context.address(op.dst), "src": op.src, "base": context.head(op.src, op.heads, op.head),
+            "row": context.expr(op.row), "inside": context.inside(op), **context.chunks(op.dst, op.src)}  # fmt: skip
 
 
 def calls(context: RoleContext, op: Op) -> Iterator[tuple[str, dict[str, Argument]]]:
@@ -39,17 +39,20 @@ def calls(context: RoleContext, op: Op) -> Iterator[tuple[str, dict[str, Argumen
             yield kind, {}
         case o.StTile():
             yield kind, {"dst": op.dst, "src": context.address(op.src), "row": context.expr(op.row),
-                         "limit": context.expr(op.limit), **context.chunks(op.src, op.dst)}  # fmt: skip
+                         "limit": context.expr(op.limit), "head": "hkv" if op.heads is Heads.KV else "h",
+                         **context.chunks(op.src, op.dst)}  # fmt: skip
         case o.StRows():
             yield kind, {"rows": context.values[op.src.name].rows // 8, "dst": op.dst, "src": op.src.name,
                          "i0": context.row0, "limit": context.expr(op.limit)}  # fmt: skip
         case o.Pointwise():
             yield kind, {"lines": list(pointwise_lines(context, op))}
+        case o.SumRows():
+            yield kind, sum_rows_call(context, op)
         case o.ScanTiles():
             yield kind, scan_call(context, op)
         case o.CompactTiles():
-            yield kind, {"dst": op.dst, "dst_at": context.row_of(op.dst), "src": op.src,
-                         "src_at": context.row_of(op.src),
+            yield kind, {"dst": op.dst, "dst_at": context.row_of(op.dst, op.keys), "src": op.src,
+                         "src_at": context.row_of(op.src, op.keys),
                          "lo": context.expr(op.lo), "hi": context.expr(op.hi)}  # fmt: skip
         case o.SortItems():
             keys = context.buffer(op.keys).layout.cols

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 
 from attngen.expr import const
 from attngen.ir import ops as o
-from attngen.ir.ops import Op, kind_of
+from attngen.ir.ops import Op, Ref, kind_of
+from attngen.ir.schedule import ops_of
+from attngen.layout import Fragment
 from attngen.lowering import ops as common
 from attngen.lowering.context import RoleContext, swizzle
+from attngen.params import stride_count
 from attngen.render import Argument
 
 KSTEP_UNROLL = 4  # k-steps of a contraction of shared tiles that the compiler may interleave: more only costs registers
@@ -18,21 +21,41 @@ def calls(context: RoleContext, op: Op) -> Iterator[tuple[str, dict[str, Argumen
     kind = kind_of(type(op))
     match op:
         case o.CopyTile():
-            yield kind, common.copy_arguments(context, op)
+            tensor = next(t for t in context.kernel.tensors if t.name == op.src)
+            strided = stride_count(tensor.access, tensor.rank) == tensor.rank
+            yield kind, {**common.copy_arguments(context, op), "column": f" * p.{op.src}_s3" if strided else ""}
         case o.MmaSync():
             if op.zero:
                 yield from common.calls(context, o.Fill(id=op.id, dst=op.d, value=const(0.0)))
             yield mma(context, op)
         case o.StFrag():
             value, buffer = context.values[op.src.name], context.buffer(op.dst)
+            if value.fragment is Fragment.OPA:
+                yield "st_packed", {"dst": context.address(op.dst), "src": op.src.name, "rows": value.rows // 8,
+                                    "tiles": value.cols // 8, "warp_rows": value.rows,
+                                    **swizzle(buffer.layout)}  # fmt: skip
+                return
             yield kind, {
                 "dst": context.address(op.dst), "src": op.src.name, "pack": f"pack_{buffer.elem.value}x2",
                 "scale": f"{op.scaled}[ri]" if op.scaled else "1.0f", "rows": value.rows // 8,
                 "tiles": value.cols // 8,
                 "warp_rows": value.rows, **swizzle(buffer.layout),
             }  # fmt: skip
+        case o.RedAdd():
+            value = context.values[op.src.name]
+            head = "h" if op.head is None else context.expr(op.head)
+            yield kind, {"dst": op.dst, "src": op.src.name, "head": head, "row": context.expr(op.row),
+                         "limit": context.expr(op.limit), "rows": value.rows // 8, "tiles": value.cols // 8,
+                         "columns": value.cols, **warp_grid(context, op.src)}  # fmt: skip
         case _:
             yield from common.calls(context, op)
+
+
+def warp_grid(context: RoleContext, d: Ref) -> dict[str, Argument]:
+    """Row and column block of a warp in a product with a shared tile `a.T`."""
+    product = next(op for _, op in ops_of(context.kernel) if isinstance(op, o.MmaSync) and op.d == d)
+    across = context.buffer(product.a).layout.cols // context.values[d.name].rows
+    return {"warp_row": f"warp % {across} * {context.values[d.name].rows}", "warp_column": f"warp / {across}"}
 
 
 def mma(context: RoleContext, op: o.MmaSync) -> tuple[str, dict[str, Argument]]:
@@ -56,6 +79,11 @@ def mma(context: RoleContext, op: o.MmaSync) -> tuple[str, dict[str, Argument]]:
     if op.a.name in context.values:
         return "mma_sync_rs", {**arguments, "a": op.a.name}
     a = context.buffer(op.a)
+    if op.a.transposed:
+        return "mma_sync_ts", {
+            **arguments, "a": context.address(op.a), "unroll": KSTEP_UNROLL, "ksteps": a.layout.rows // 16,
+            "columns": d.cols // 8, **warp_grid(context, op.d), **{f"a_{k}": v for k, v in swizzle(a.layout).items()}
+        }  # fmt: skip
     return "mma_sync_ss", {
         **arguments, "a": context.address(op.a), "warp_rows": d.rows, "unroll": KSTEP_UNROLL,
         **{f"a_{k}": v for k, v in swizzle(a.layout).items()}

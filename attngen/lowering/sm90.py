@@ -297,7 +297,7 @@ def row_expr(context: HopperContext, e: Expr) -> str:
         value = context.values.get(v.name)
         return f"{v.name}[ri]" if value is not None and value.fragment is Fragment.ROW else context.spell(v)
 
-    return Printer(spell, context.elems)(e)
+    return Printer(spell, context.elems, context.dense)(e)
 
 
 def st_matrix(context: HopperContext, op: o.StFrag) -> dict[str, Argument]:

@@ -10,7 +10,7 @@ from attngen.errors import PassError
 from attngen.exprtext import show
 from attngen.ir import ops as o
 from attngen.ir.ops import Scope
-from attngen.ir.schedule import Elem
+from attngen.ir.schedule import Elem, TensorArg
 from attngen.lowering.context import RoleContext
 from attngen.render import Argument, call
 
@@ -20,7 +20,9 @@ def scan_call(context: RoleContext, op: o.ScanTiles) -> dict[str, Argument]:
     kept = {s.target for s in op.body if s.scope is Scope.COL}
     lines: dict[Scope, list[str]] = {}
     for scope in (Scope.COL, Scope.ROW, Scope.ELEM):
-        printer = Printer(lambda v: f"{v.name}[ci]" if v.name in kept else context.spell(v), context.elems)
+        printer = Printer(
+            lambda v: f"{v.name}[ci]" if v.name in kept else context.spell(v), context.elems, context.dense
+        )
         lines[scope] = []
         for s in (s for s in op.body if s.scope is scope):
             lines[scope] += printer.temporaries(s.value)
@@ -30,8 +32,12 @@ def scan_call(context: RoleContext, op: o.ScanTiles) -> dict[str, Argument]:
         text = "\n".join(lines[scope])
         used = [index for index in ("i", "j") if re.search(rf"\b{index}_f\b", text)]
         lines[scope] = [f"const float {index}_f = f32_of_s32({index});" for index in used] + lines[scope]
+    row, column, tile = ("j", "i", "m") if op.keys else ("i", "j", "n")
+    block = context.kernel.work.block_m
     return {
-        "dst": op.dst, "at": context.row_of(op.dst), "lo": context.expr(op.lo), "hi": context.expr(op.hi),
+        "i": row, "j": column, "n": tile, "length": "p.seqlen_q" if op.keys else "p.seqlen_k",
+        "whole": f"n * {block} + {block} <= p.seqlen_k" if op.keys else "true",
+        "dst": op.dst, "at": context.row_of(op.dst, op.keys), "lo": context.expr(op.lo), "hi": context.expr(op.hi),
         "block_n": op.block_n,
         "warps": context.role.warps, "cols": cols, "col": lines[Scope.COL], "row": lines[Scope.ROW],
         "elem": lines[Scope.ELEM],
@@ -50,7 +56,7 @@ def count_lines(context: RoleContext, op: o.SortItems) -> list[str]:
     """Statements on one item; the last is `count`."""
     lines: list[str] = []
     for s in op.body:
-        printer = Printer(context.spell, context.elems)
+        printer = Printer(context.spell, context.elems, context.dense)
         lines += printer.temporaries(s.value)
         lines.append(f"const {C_DTYPE[s.value.dtype]} {s.target} = {printer(s.value)};")
     return lines
@@ -60,19 +66,41 @@ def pointwise_lines(context: RoleContext, op: o.Pointwise) -> Iterator[str]:
     """Statements on one element; a target that is an output tensor is stored (a row's by its first element)."""
     tensors = {t.name: t for t in context.kernel.tensors}
     for s in op.body:
-        printer = Printer(context.spell, context.elems)
+        printer = Printer(context.spell, context.elems, context.dense)
         yield f"// {s.target} = {show(s.value)}"
         if s.target not in tensors:
             yield f"const {C_DTYPE[s.value.dtype]} {s.target} = {printer(s.value)};"
             continue
         t = tensors[s.target]
-        index = ["b", "h", "i", "j"][: t.rank]
-        at = " + ".join(f"(i64){x} * p.{t.name}_s{k}" if k < t.rank - 1 else x for k, x in enumerate(index))
-        arguments: dict[str, Argument] = {"dst": t.name, "at": at, "value": printer(s.value)}
-        if t.elem is Elem.F32:
-            text = call(context.target, "store_f32", arguments)
-        else:
-            text = call(context.target, "store_packed", {**arguments, "pack": f"pack_{t.elem.value}x2"})
+        text = _stored(context, t, printer(s.value))
         yield from (
             text if t.rank == 4 else call(context.target, "when", {"predicate": "j == 0", "body": text})
         )
+
+
+def _stored(context: RoleContext, t: TensorArg, value: str) -> list[str]:
+    """A value stored at the element (b, h, i, j) of a result, or at its row."""
+    index = ["b", "h", "i", "j"][: t.rank]
+    at = " + ".join(f"(i64){x} * p.{t.name}_s{k}" if k < t.rank - 1 else x for k, x in enumerate(index))
+    arguments: dict[str, Argument] = {"dst": t.name, "at": at, "value": value}
+    if t.elem is Elem.F32:
+        return call(context.target, "store_f32", arguments)
+    return call(context.target, "store_packed", {**arguments, "pack": f"pack_{t.elem.value}x2"})
+
+
+def sum_rows_call(context: RoleContext, op: o.SumRows) -> dict[str, Argument]:
+    """Sums of a row over its elements, then statements of the row; a target that is a tensor is stored."""
+    tensors = {t.name: t for t in context.kernel.tensors}
+    lines: dict[Scope, list[str]] = {Scope.ELEM: [], Scope.ROW: []}
+    for s in op.body:
+        printer = Printer(context.spell, context.elems, context.dense)
+        text = [f"// {s.target} {'+=' if s.accumulate else '='} {show(s.value)}", *printer.temporaries(s.value)]
+        if s.target in tensors:
+            text += _stored(context, tensors[s.target], printer(s.value))
+        elif s.accumulate:
+            text.append(f"{s.target} += {printer(s.value)};")
+        else:
+            text.append(f"const {C_DTYPE[s.value.dtype]} {s.target} = {printer(s.value)};")
+        lines[s.scope] += text
+    sums = [s.target for s in op.body if s.accumulate]
+    return {"cols": op.cols, "sums": sums, "each": lines[Scope.ELEM], "after": lines[Scope.ROW]}

@@ -20,12 +20,13 @@ from attngen.expr import (
 )
 
 
-def bounded(e: Expr) -> Expr:
+def bounded(e: Expr, inside: frozenset[str] = frozenset()) -> Expr:
     """Every index of a captured tensor clamped to the tensor: rows and columns of padding, and masked positions, then
-    never read outside of it. Indices of visible positions are inside by the user's contract."""
+    never read outside of it. Indices of visible positions are inside by the user's contract; those of the tensors
+    `inside` always are."""
 
     def clamp(x: Expr) -> Expr | None:
-        if x.op is not Op.LOAD:
+        if x.op is not Op.LOAD or x.name in inside:
             return None
         sizes = (var(f"{x.name}_n{k}", DType.I32) for k in range(len(x.args)))
         return load(x.name, tuple(_clamped(a, n) for a, n in zip(x.args, sizes, strict=True)), x.dtype)

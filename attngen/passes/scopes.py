@@ -33,25 +33,31 @@ class Target:
     value: Expr
     scope: Scope = Scope.ELEM
     accumulate: bool = False
+    index: tuple[Expr, ...] = ()
 
 
 @dataclass
 class Scopes:
     """Splits expressions by scope; collects what is hoisted out of the loop (`lets` an item, `rows` a row value each).
 
-    `base`: scope of each variable that is no index. `names`: names to give to subexpressions, the user's own first."""
+    `base`: scope of each variable that is no index. `names`: names to give to subexpressions, the user's own first.
+    `axes`: whether an index runs along the rows or the columns. `stepped`: scalars that change inside the loop."""
 
     base: Mapping[str, Scope]
     names: Mapping[Expr, str]
     taken: set[str]
     lets: dict[Expr, Stmt] = field(default_factory=dict)
     rows: dict[Expr, Stmt] = field(default_factory=dict)
+    axes: Mapping[str, Scope] = field(
+        default_factory=lambda: {"i": Scope.ROW, "j": Scope.COL, "jt": Scope.COL}
+    )
+    stepped: frozenset[str] = frozenset()
 
     def scope(self, e: Expr) -> Scope:
         return join(self._leaf(x) for x in walk(e) if x.op is Op.VAR)
 
     def _leaf(self, v: Expr) -> Scope:
-        return {"i": Scope.ROW, "j": Scope.COL, "jt": Scope.COL}.get(v.name) or self.base.get(v.name, Scope.ITEM)
+        return self.axes.get(v.name) or self.base.get(v.name, Scope.ITEM)
 
     def _name(self, e: Expr) -> str:
         wanted = self.names.get(e, "")
@@ -81,6 +87,7 @@ class Scopes:
                 target=t.name,
                 value=self._place(t.value, t.scope, temporaries, done),
                 accumulate=t.accumulate,
+                index=tuple(self._place(e, t.scope, temporaries, done) for e in t.index),
             )
             for t in targets
         ]
@@ -120,7 +127,7 @@ class Scopes:
     def _invariant(self, x: Expr) -> bool:
         """Worth a register for the whole item: costly, and free of row values that the loop changes."""
         return any(y.op in _COSTLY for y in walk(x)) and not any(
-            y.op is Op.VAR and self.base.get(y.name) is Scope.ROW for y in walk(x)
+            y.op is Op.VAR and (self.base.get(y.name) is Scope.ROW or y.name in self.stepped) for y in walk(x)
         )
 
     def _hoist_row(self, x: Expr) -> Expr:

@@ -2,6 +2,7 @@
 
 Before   copies and their readers in order, nothing between them
 After    every issue point of the loop is preceded by `cp_wait` and `cta_sync`, followed by `cp_commit`
+         what is staged for other warps is followed by a `cta_sync` before it is read
 Why      one barrier serves two purposes there: what is read until the next issue point has arrived for all threads, and
          the slots written next have been read by all of them. cp.async groups complete in order, so the number of newer
          groups that may stay in flight follows from counting commits backwards over the steady state."""
@@ -85,7 +86,8 @@ def synchronize_kernel(kernel: Kernel) -> Kernel:
             brings = {(op.dst.name, tile_of(op, number)) for op in step[i] if isinstance(op, CpAsync)}
             committed.append((group_name(step[i]), brings))
 
-    counter = 0
+    counter, staged = 0, 0
+    open_stores: set[str] = set()  # tiles that registers were stored to since the last barrier
     body: list[Step] = []
     for i, run in enumerate(step):
         if i in waits:
@@ -96,7 +98,13 @@ def synchronize_kernel(kernel: Kernel) -> Kernel:
             if asynchronous:
                 body.append(CpCommit(id=f"C{counter}", group=group_name(run)))
             counter += 1
+            open_stores.clear()
         else:
+            if open_stores & {name for op in run for name in reads(op)}:
+                body.append(CtaSync(id=f"X{staged}s"))
+                staged += 1
+                open_stores.clear()
+            open_stores |= {op.dst.name for op in run if isinstance(op, StFrag)}
             body += run
     return dataclasses.replace(kernel, roles=(dataclasses.replace(role, item=dataclasses.replace(role.item, body=(
         dataclasses.replace(prologue, ops=_prologue(prologue)),
@@ -140,11 +148,14 @@ def _epilogue(epilogue: Block, asynchronous: bool) -> tuple[Step, ...]:
     written after every warp's last read of the tiles it overlays, and read after it was written by all."""
     result: list[Step] = []
     for op in epilogue.ops:
-        if isinstance(op, StFrag):
+        after = type(result[-1]) if result else None  # tiles that are staged together share their barriers
+        if isinstance(op, StFrag) and after is not StFrag:
             result += _barrier("W9", "all" if asynchronous else "", 0)
-        if isinstance(op, StTile):
+        if isinstance(op, StTile) and after is not StTile:
             result.append(CtaSync(id="W10s"))
         result.append(op)
+    if asynchronous and not any(isinstance(op, StFrag) for op in epilogue.ops):
+        result.append(CpWait(id="W9", group="all", pending=0))
     return tuple(result)
 
 

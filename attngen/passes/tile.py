@@ -55,7 +55,8 @@ _STORAGE |= {Storage.I32: Elem.I32, Storage.I64: Elem.I64, Storage.U8: Elem.U8}
 RESERVED = frozenset((  # names that the text of a kernel gives a meaning to
     "b h i j m n t p q k v o out lse rS rP rO sQ sK sV sO tid warp lane quad smem m_tiles bh hkv i_lo i_hi "
     "n_lo n_hi full_lo full_hi end0 end1 end2 seen_lo seen_hi masked count ri ci ei at packed i0 j0 i_f j_f "
-    "i0_f j0_f scale seqlen_q seqlen_k heads batch group w w_lo w_hi steps need hot slot jt"
+    "i0_f j0_f scale seqlen_q seqlen_k heads batch group w w_lo w_hi steps need hot slot jt "
+    "kv_heads n_tiles dout dlse delta dq dk dv"
 ).split())
 
 

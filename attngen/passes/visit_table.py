@@ -17,6 +17,7 @@ from attngen.ir.ops import CompactTiles, CtaSync, ScanTiles, Scope, Stmt
 from attngen.ir.program import Program
 from attngen.ir.schedule import Access, Block, Fact, Item, Kernel, Order, Role, Schedule, TensorArg, Work, WorkSource
 from attngen.passes.bounded import bounded
+from attngen.passes.key_visits import key_lets, transposed_ranges
 from attngen.passes.ranges import ranges
 from attngen.passes.scopes import Scopes, Target
 from attngen.passes.tile import RESERVED
@@ -73,3 +74,46 @@ def _shared(mask: Expr) -> str:
 
 def _let(name: str, value: Expr) -> Stmt:
     return Stmt(scope=Scope.ITEM, target=name, value=value)
+
+
+# ---- the same for tiles of keys ------------------------------------------------------------------------------------
+
+
+def add_key_table(schedule: Schedule, program: Program) -> Schedule:
+    """The list of query tiles of each tile of keys, one for all heads; where `program` owns keys and reads one."""
+    if program.visit_mask is None:
+        return schedule
+    mask, config = bounded(program.visit_mask), program.config
+    hull = transposed_ranges(program.visit_mask, config.block_n)
+    scopes = Scopes({}, {}, set(RESERVED), axes={"i": Scope.COL, "j": Scope.ROW})
+    visible = scopes.split(Target("visible", mask))
+    lets = (
+        *key_lets(config), _let("m_lo", bounded(hull.lo)), _let("m_hi", bounded(hull.hi)), *scopes.lets.values(),
+    )  # fmt: skip
+    read = {e.name for e in loads(mask)}
+    tensors = [t for t in program.tensors if t.access is Access.CAPTURE and t.name in read]
+    tensors += [
+        TensorArg(name=w.name, elem=w.elem, rank=len(w.shape), access=Access.WORK)
+        for w in program.workspaces
+    ]  # fmt: skip
+    visits, classes = (w.name for w in program.workspaces)
+    lo, hi = var("m_lo", DType.I32), var("m_hi", DType.I32)
+    block = Block(
+        name="scan",
+        ops=(
+            ScanTiles(id="V1", dst=classes, body=(*scopes.rows.values(), *visible), block_n=config.block_n, lo=lo,
+                      hi=hi, keys=True),
+            CtaSync(id="V2"),
+            CompactTiles(id="V3", dst=visits, src=classes, lo=lo, hi=hi, keys=True),
+        ),
+    )  # fmt: skip
+    kernel = Kernel(
+        name=f"visit_table_{program.name}", threads=32 * WARPS, min_ctas=1,
+        work=Work(source=WorkSource.GRID_KEYS, order=Order.ASCENDING, block_m=config.block_m,
+                  per_batch="b" in variables(mask), per_head=False),
+        tensors=tuple(tensors), scalars=tuple(s for s in program.scalars if s.dtype is DType.I32), buffers=(),
+        roles=(Role(name="scan", first_warp=0, warps=WARPS, regs=255, values=(), item=Item(lets=lets, body=(block,))),),
+    )  # fmt: skip
+    text = f"{32 * WARPS} threads a tile of keys; one list {_shared(mask)}"
+    fact = Fact(subject=f"visit_table_{program.name}", text=text)
+    return dataclasses.replace(schedule, kernels=(kernel, *schedule.kernels), facts=(*schedule.facts, fact))

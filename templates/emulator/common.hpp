@@ -40,6 +40,7 @@ DI void ld_v4_s32(int& x0, int& x1, int& x2, int& x3, const int* p, LINE) {
 DI u32 ld_global_u8(const u8* p, LINE) { return *(const u8*)emu::global_read(p, 1, line); }
 
 DI void st_f32(float* p, float x, LINE) { *(float*)emu::global_write(p, 4, line) = emu::used(x, line); }
+DI void red_add_f32(float* p, float x, LINE) { *(float*)emu::global_write(p, 4, line) += emu::used(x, line); }
 DI void st_u16(u16* p, u32 x, LINE) { *(u16*)emu::global_write(p, 2, line) = (u16)x; }
 DI void st_u32(u32* p, u32 x, LINE) { *(u32*)emu::global_write(p, 4, line) = x; }
 DI void st_s32(int* p, int x, LINE) { *(int*)emu::global_write(p, 4, line) = x; }

@@ -52,7 +52,6 @@ DI void stmatrix_x4_trans(u32 addr, u32 x0, u32 x1, u32 x2, u32 x3, LINE) {
   const u32 x[4] = {x0, x1, x2, x3};
   emu::store_matrices(addr, x, true, line);
 }
-DI void red_add_f32(float* p, float x, LINE) { *(float*)emu::global_write(p, 4, line) += x; }
 
 DI void wgmma_fence(LINE) { emu::product_fence(line); }
 DI void wgmma_commit(LINE) { emu::product_commit(line); }

@@ -97,6 +97,9 @@ DI u32 ld_global_u8(const u8* p) {
 // st.global.f32
 DI void st_f32(float* p, float x) { asm volatile("st.global.f32 [%0], %1;" ::"l"(p), "f"(x) : "memory"); }
 
+// red.global.add.f32: p += x, in no order among threads
+DI void red_add_f32(float* p, float x) { asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(p), "f"(x) : "memory"); }
+
 // st.global.u16: the low 16 bits
 DI void st_u16(u16* p, u32 x) { asm volatile("st.global.u16 [%0], %1;" ::"l"(p), "r"(x) : "memory"); }
 

@@ -89,9 +89,6 @@ DI void stmatrix_x4_trans(u32 addr, u32 x0, u32 x1, u32 x2, u32 x3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(addr), "r"(x0), "r"(x1), "r"(x2), "r"(x3) : "memory");
 }
 
-// red.global.add.f32
-DI void red_add_f32(float* p, float x) { asm volatile("red.global.add.f32 [%0], %1;" ::"l"(p), "f"(x) : "memory"); }
-
 // wgmma.fence: register operands written so far are visible to the products that follow
 DI void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 

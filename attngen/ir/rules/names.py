@@ -15,7 +15,9 @@ from attngen.ir.schedule import Guard, Role, Tiles
 from attngen.ir.walk import expressions, references, statements, tiles_of
 from attngen.target import Feature
 
-INDICES = frozenset({"b", "h", "i", "j", "jt", "m", "n", "w"})  # of the item, of an element, of a part of a role
+INDICES = frozenset(  # of the item, of an element, of a part of a role
+    {"b", "h", "hkv", "i", "j", "jt", "m", "n", "w"}
+)
 FEATURES: dict[type[Op], Feature] = {
     o.CpAsync: Feature.CP_ASYNC, o.CpCommit: Feature.CP_ASYNC, o.CpWait: Feature.CP_ASYNC,
     o.Ldmatrix: Feature.LDMATRIX, o.MmaSync: Feature.LDMATRIX,
@@ -60,9 +62,12 @@ def names(case: Case) -> Iterator[Finding]:
                 tensor = getattr(op, field, None)
                 if isinstance(tensor, str) and tensor not in tensors:
                     yield Finding("names", f"{tensor} is no tensor; there are {_list(tensors)}", op.id)
-            for e in walk(*expressions(op), *(s.value for s in statements(op))):
+            for e in walk(*expressions(op), *(e for s in statements(op) for e in s.exprs)):
                 if e.op is ExprOp.LOAD and e.name not in tensors:
                     yield Finding("names", f"{e.name} is no tensor; there are {_list(tensors)}", op.id)
+            for s in statements(op):
+                if s.index and s.target not in tensors:
+                    yield Finding("names", f"{s.target} is no tensor; there are {_list(tensors)}", op.id)
             if isinstance(op, o.Enter | o.Leave) and op.ring not in orders:
                 yield Finding("names", f"{op.ring} is no order ring", op.id)
 
@@ -93,7 +98,7 @@ def variables(case: Case) -> Iterator[Finding]:
             here = set(inside.get(id(op), known))
             yield from _unknown(op, here, *expressions(op))
             for s in statements(op):
-                yield from _unknown(op, here, s.value)
+                yield from _unknown(op, here, *s.exprs)
                 here.add(s.target)
         for loop in tiles_of(role):
             for step in (*loop.step, *loop.drain):

@@ -82,7 +82,7 @@ def instructions(op: Op, role: Role) -> int:
             Scope.ELEM: over.rows * over.cols // 32,
         }
         leaves = (ExprOp.CONST, ExprOp.VAR)
-        return sum(times[s.scope] * max(1, sum(e.op not in leaves for e in walk(s.value))) for s in statements(op))
+        return sum(times[s.scope] * max(1, sum(e.op not in leaves for e in walk(*s.exprs))) for s in statements(op))
     if isinstance(op, o.MmaSync):
         d = values.get(op.d.name)
         return 0 if d is None else d.rows // 16 * d.cols // 8 * 8 * 3 // 2

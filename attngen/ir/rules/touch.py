@@ -41,7 +41,8 @@ def accesses(op: Op, case: Case) -> Iterator[_Use]:
         case o.Wgmma():
             yield from ((r, Touch.ALL, False, "wgmma") for r in (op.a, op.b) if shared(r))
         case o.MmaSync():
-            yield from ((r, t, False, "") for r, t in ((op.a, Touch.OWN), (op.b, Touch.ALL)) if shared(r))
+            own = Touch.ALL if op.a.transposed else Touch.OWN
+            yield from ((r, t, False, "") for r, t in ((op.a, own), (op.b, Touch.ALL)) if shared(r))
         case o.StFrag():
             yield op.dst, Touch.OWN, True, ""
         case o.Ldmatrix() | o.LdFrag():

@@ -107,7 +107,7 @@ def intermediates(op: Op) -> frozenset[str]:
     made: set[str] = set()
     used: set[str] = set()
     for s in statements(op):
-        used |= made & variables(s.value)
+        used |= made & variables(*s.exprs)
         made.add(s.target)
     return frozenset(used)
 
@@ -131,7 +131,9 @@ def outputs(op: Op) -> Iterator[str]:
     dst = getattr(op, "dst", None)
     if isinstance(dst, str):
         yield dst
-    if isinstance(op, o.Pointwise):
+    if isinstance(op, o.Map):
+        yield from (s.target for s in op.body if s.index)
+    if isinstance(op, o.Pointwise | o.SumRows):
         yield from (s.target for s in op.body)
 
 
@@ -140,7 +142,7 @@ def consumed(kernel: Kernel) -> set[str]:
     for role in kernel.roles:
         roots = [s.value for s in role.item.lets]
         for op in ops(role):
-            roots += [*expressions(op), *(s.value for s in statements(op))]
+            roots += [*expressions(op), *(e for s in statements(op) for e in s.exprs)]
             if isinstance(op, o.CompactTiles | o.DealItems):
                 names.add(op.src)
         names |= {e.name for e in walk(*roots) if e.op is ExprOp.LOAD}

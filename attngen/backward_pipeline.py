@@ -1,0 +1,195 @@
+"""The passes of a derivative, top to bottom, with the reason of the order: from a variant to a module of kernels, for
+targets with cp.async and mma.sync."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from attngen.config import Config
+from attngen.errors import PassError
+from attngen.expr import DType, const, loads, var
+from attngen.ir.graph import Axis, Graph
+from attngen.ir.program import Program
+from attngen.ir.schedule import Access, Elem, Fact, Schedule, TensorArg, VerifiedSchedule, Workspace
+from attngen.ir.verify import verify
+from attngen.layout import Swizzle
+from attngen.passes.allocate import allocate
+from attngen.passes.choose import padded
+from attngen.passes.choose_sums import candidates_sums, registers, smem
+from attngen.passes.differentiate import differentiate
+from attngen.passes.expand import expand
+from attngen.passes.partition import Owned, Parts, can_shed, partition
+from attngen.passes.place import place
+from attngen.passes.row_kernel import cast_kernel, row_kernel
+from attngen.passes.schedule_sums import schedule_sums
+from attngen.passes.simplify import simplify
+from attngen.passes.synchronize import synchronize
+from attngen.passes.textbook import SINK, textbook
+from attngen.passes.tile import _STORAGE
+from attngen.passes.tile_sums import KEY_KERNEL, tile_sums
+from attngen.passes.visit_table import add_key_table, add_visit_table
+from attngen.signature import Signature
+from attngen.spec import Normalizer, Variant
+from attngen.target import Target
+
+ROW_SIZES = ("batch", "heads", "seqlen_q")
+NAMES = {Axis.N: KEY_KERNEL, Axis.M: "attn_bwd_queries"}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What of a derivative is computed. `wanted`: inputs and captured tensors that need a gradient. `dlse`: whether lse
+    has one. `same_bits`: whether every run has to give the same bits."""
+
+    wanted: frozenset[str]
+    dlse: bool
+    same_bits: bool = True
+
+    def __str__(self) -> str:
+        return f"gradients of {', '.join(sorted(self.wanted))}{' through lse too' if self.dlse else ''}"
+
+
+@dataclass(frozen=True)
+class BackwardStage:
+    name: str
+    level: Graph | Parts | Program | Schedule
+
+    def __str__(self) -> str:
+        return str(self.level)
+
+
+@dataclass(frozen=True)
+class BackwardLevels:
+    """Everything between a variant and the text of its derivative. `configs`: by kernel."""
+
+    stages: tuple[BackwardStage, ...]
+    configs: tuple[tuple[str, Config], ...]
+    verified: VerifiedSchedule
+
+
+def backward_graph(variant: Variant, asked: Asked) -> tuple[Graph, Graph]:
+    """The derivative as derived, and in hardware operations."""
+    seeds = ("out", "lse") if asked.dlse else ("out",)
+    graph = differentiate(textbook(variant), asked.wanted, seeds)
+    return graph, simplify(graph)
+
+
+def parts_of(graph: Graph, variant: Variant, signature: Signature, target: Target, same_bits: bool) -> Parts:
+    """One kernel for everything where its parts may be added in any order; sums over queries in one kernel where their
+    accumulators fit, else in one each."""
+    if not same_bits and can_shed(graph):
+        parts = partition(graph, shed=True)
+        if all(candidates_sums(o, variant, signature, target) for o in parts.owned):
+            return parts
+    parts = partition(graph)
+    if all(candidates_sums(o, variant, signature, target) for o in parts.owned):
+        return parts
+    return partition(graph, apart=True)
+
+
+def named(parts: Parts) -> Iterator[tuple[str, Owned]]:
+    """The kernels of a module by name."""
+    for owned in parts.owned:
+        alike = [o for o in parts.owned if o.own is owned.own]
+        number = str(alike.index(owned)) if len(alike) > 1 else ""
+        yield NAMES[owned.own] + number, owned
+
+
+def stages(
+    variant: Variant, signature: Signature, target: Target, asked: Asked, configs: Sequence[Config]
+) -> Iterator[BackwardStage]:
+    """`configs`: a tile shape for each kernel that owns an axis."""
+    derived, graph = backward_graph(variant, asked)
+    yield BackwardStage("differentiate", derived)
+    # as in the forward pass: later passes see exp2 and constants
+    yield BackwardStage("simplify", graph)
+    # which axis a CTA owns decides what is a row and what a column: before tiles
+    parts = parts_of(graph, variant, signature, target, asked.same_bits)
+    yield BackwardStage("partition", parts)
+    programs, kernels, facts, spaces = [], [], [], list[Workspace]()
+    for (name, owned), config in zip(named(parts), configs, strict=True):
+        program = tile_sums(owned, name, variant, signature, config)
+        yield BackwardStage(f"tile_sums {name}", program)
+        program = place(program, Swizzle.XOR)
+        yield BackwardStage(f"place {name}", program)
+        programs.append(program)
+        kernels.append(schedule_sums(program, signature.alignment == 16))
+        text = f"{registers(config, owned, signature)} registers of sums and products, "
+        facts += [*program.facts, Fact(subject=name, text=f"{config}: {text}{smem(config, owned, signature)} bytes")]
+    plan = Schedule(
+        name="attn_bwd", target=target.name, kernels=tuple(kernels), head_dim_qk=signature.head_dim_qk,
+        head_dim_v=signature.head_dim_v, facts=tuple(facts),
+    )  # fmt: skip
+    yield BackwardStage("schedule_sums", plan)
+    # as in the forward pass: slots, then barriers, then addresses
+    plan = expand(plan)
+    plan = synchronize(plan)
+    plan = allocate(plan)
+    yield BackwardStage("allocate", plan)
+    for (_, owned), program in zip(named(parts), programs, strict=True):
+        spaces += [w for w in program.workspaces if w not in spaces]
+        if owned.own is Axis.M:
+            plan = add_visit_table(dataclasses.replace(plan, workspaces=program.workspaces), program)
+        else:
+            plan = add_key_table(plan, program)
+    if parts.rows is not None:
+        elem = Elem.BF16 if signature.dtype.value == "bf16" else Elem.F16
+        rows = row_kernel(parts.rows, "attn_bwd_rows", elem, signature.head_dim_v, captures(variant))
+        kept = {t.name for k in plan.kernels for t in k.tensors if t.access is Access.WORK}
+        made = [t for t in rows.tensors if t.name in kept]
+        spaces += [
+            Workspace(name=t.name, elem=t.elem, shape=tuple(var(n, DType.I32) for n in ROW_SIZES)) for t in made
+        ]
+        plan = dataclasses.replace(plan, kernels=(rows, *plan.kernels))
+    for owned in parts.owned:
+        for out, node in owned.shed():
+            # columns of padding too: they are added to without a condition
+            width = signature.head_dim_qk if node.axes[3] is Axis.D else signature.head_dim_v
+            shape = (*(var(n, DType.I32) for n in ROW_SIZES), const(padded(width)))
+            spaces.append(Workspace(name=node.id, elem=Elem.F32, shape=shape, zero=True))
+            elem = Elem.BF16 if signature.dtype.value == "bf16" else Elem.F16
+            plan = dataclasses.replace(plan, kernels=(*plan.kernels, cast_kernel(owned.graph, out, node, elem, width)))
+    plan = dataclasses.replace(plan, workspaces=tuple(spaces))
+    yield BackwardStage("module", plan)
+
+
+def captures(variant: Variant) -> tuple[TensorArg, ...]:
+    found = [TensorArg(name=c.name, elem=_STORAGE[c.storage], rank=c.rank, access=Access.CAPTURE)
+             for c in variant.captures]  # fmt: skip
+    if variant.sink:
+        found.append(TensorArg(name=SINK, elem=_STORAGE[variant.sink], rank=1, access=Access.CAPTURE))
+    return tuple(found)
+
+
+def derive_backward(
+    variant: Variant, signature: Signature, target: Target, asked: Asked, configs: Sequence[Config] | None = None
+) -> BackwardLevels:
+    """All levels of a derivative. `configs`: tile shapes of its kernels; None: the best of the rules."""
+    ranked = choices(variant, signature, target, asked)
+    chosen = configs or tuple(r[0] for _, r in ranked)
+    done = tuple(stages(variant, signature, target, asked, chosen))
+    last = done[-1].level
+    assert isinstance(last, Schedule)
+    return BackwardLevels(done, tuple(zip((name for name, _ in ranked), chosen, strict=True)), verify(last))
+
+
+def choices(
+    variant: Variant, signature: Signature, target: Target, asked: Asked
+) -> tuple[tuple[str, tuple[Config, ...]], ...]:
+    """Ranked tile shapes of each kernel that owns an axis, by name."""
+    parts = parts_of(backward_graph(variant, asked)[1], variant, signature, target, asked.same_bits)
+    ranked = tuple((name, candidates_sums(o, variant, signature, target)) for name, o in named(parts))
+    for name, found in ranked:
+        if not found:
+            raise PassError(f"choose_sums: no tile shape fits {name} for {signature} on {target.name}")
+    return ranked
+
+
+def gradient_names(variant: Variant) -> Iterable[str]:
+    """What may have a gradient: inputs, captured tensors of floats that the score reads, the sink."""
+    read = {e.name for e in loads(variant.score) if e.dtype is DType.F32}
+    yield from ("q", "k", "v", *(c.name for c in variant.captures if c.name in read))
+    if variant.sink and variant.normalizer is Normalizer.SOFTMAX:
+        yield SINK

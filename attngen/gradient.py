@@ -1,0 +1,168 @@
+"""The kernels of a derivative, and a call of them: on a GPU, or for CPU tensors in the emulator."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from attngen import emulator
+from attngen.backward_pipeline import Asked, BackwardLevels, choices, derive_backward
+from attngen.config import Config
+from attngen.errors import CompileError
+from attngen.evaluate import evaluate
+from attngen.execute import device_arch, empty_like_rows, launch_module, scalars_of
+from attngen.expr import B, DType, H, I, Op, walk
+from attngen.ir.graph import Graph, Output
+from attngen.ir.ops import Assign
+from attngen.kernel import Generated
+from attngen.passes.tile_sums import element_sums
+from attngen.signature import ELEMENT_BYTES, Signature, is_aligned
+from attngen.spec import Variant
+from attngen.target import Target
+
+_log = logging.getLogger("attngen")
+
+
+class BackwardKernel(Generated):
+    """The module of a derivative: a kernel of rows, one for each axis that CTAs own, in launch order."""
+
+    def __init__(
+        self, variant: Variant, signature: Signature, target: Target, asked: Asked, levels: BackwardLevels
+    ) -> None:
+        self.variant, self.signature, self.asked, self.levels = variant, signature, asked, levels
+        self.rejected: tuple[str, ...] = ()
+        configs = ", ".join(f"{name} {config}" for name, config in levels.configs)
+        super().__init__(levels.verified, target, f"{variant.description}: {asked}", str(signature), configs)
+
+    @property
+    def graph(self) -> Graph:
+        graph = next(s.level for s in self.levels.stages if s.name == "simplify")
+        assert isinstance(graph, Graph)
+        return graph
+
+    def explain(self) -> str:
+        """Every level with the reasons of its decisions."""
+        lines = [f"variant    {self.variant.description}", f"asked      {self.asked}", f"signature  {self.signature}"]
+        lines += [f"refused    {text}" for text in self.rejected]
+        lines += [f"{fact.subject}: {fact.text}" for fact in self.schedule.facts]
+        for stage in self.levels.stages:
+            lines += ["", f"---- {stage.name}", str(stage).rstrip()]
+        return "\n".join(lines) + "\n"
+
+    @property
+    def configs(self) -> tuple[Config, ...]:
+        return tuple(c for _, c in self.levels.configs)
+
+
+_kernels: dict[tuple[str, Signature, str, Asked, tuple[Config, ...] | None], BackwardKernel] = {}
+_settled: dict[tuple[BackwardKernel, str], BackwardKernel] = {}
+
+
+def backward_for(
+    variant: Variant, signature: Signature, target: Target, asked: Asked, configs: tuple[Config, ...] | None = None
+) -> BackwardKernel:
+    """The derivative of a variant, made once a process."""
+    key = (variant.variant_key(), signature, target.name, asked, configs)
+    if key not in _kernels:
+        levels = derive_backward(variant, signature, target, asked, configs)
+        _kernels[key] = BackwardKernel(variant, signature, target, asked, levels)
+    return _kernels[key]
+
+
+def settled(kernel: BackwardKernel, arch: str) -> BackwardKernel:
+    """The kernel itself if its compiled form passes the build gate, else with the next tile shapes in rank: those of
+    the kernels that the gate names. CompileError when one has no further."""
+    key = (kernel, arch)
+    if key not in _settled:
+        ranked = [r for _, r in choices(kernel.variant, kernel.signature, kernel.target, kernel.asked)]
+        current, rejected = kernel, list[str]()
+        while True:
+            try:
+                current.artifact(arch)
+                break
+            except CompileError as error:
+                named = [name in str(error) for name, _ in current.levels.configs]
+                if not any(named):
+                    raise
+                at = [r.index(c) + n for r, c, n in zip(ranked, current.configs, named, strict=True)]
+                if any(n >= len(r) for n, r in zip(at, ranked, strict=True)):
+                    raise
+                rejected.append(f"{', '.join(map(str, current.configs))}: {error}")
+                configs = tuple(r[n] for n, r in zip(at, ranked, strict=True))
+                _log.info("%s was refused for %s, %s is used: %s", current.configs, arch, configs, error)
+                current = backward_for(kernel.variant, kernel.signature, kernel.target, kernel.asked, configs)
+        current.rejected = tuple(rejected)
+        _settled[key] = current
+    return _settled[key]
+
+
+def backward_signature(forward: Signature, dout: Tensor) -> Signature:
+    """Rows of the output's gradient may start anywhere, and need not be contiguous."""
+    aligned = is_aligned(dout) and (dout.stride(3) == 1 or dout.size(3) == 1)
+    return forward if aligned else replace(forward, alignment=ELEMENT_BYTES)
+
+
+def unordered(kernel: BackwardKernel, sizes: Mapping[str, int]) -> list[str]:
+    """Captured tensors to an element of which several elements of scores are added, in an order that is not that of
+    another run. `sizes`: of the indices b, h, i, j."""
+    found = []
+    for out in element_sums(kernel.graph):
+        alone = {e.name for e in out.index if e.op is Op.VAR} | {n for n, size in sizes.items() if size == 1}
+        if not alone >= {"b", "h", "i", "j"}:
+            found.append(out.into)
+    return found
+
+
+def run(
+    kernel: BackwardKernel, tensors: Mapping[str, Tensor], captures: Mapping[str, Tensor], scale: float,
+    mode: emulator.Mode = emulator.Mode.LATE, seed: int = 0,
+) -> dict[str, Tensor]:  # fmt: skip
+    """Gradients by the names of what they belong to, in the types of these. `tensors`: q, k, v, out, dout; lse, and
+    dlse where it has a gradient. No size may be 0."""
+    q, k = tensors["q"], tensors["k"]
+    if q.is_cuda:
+        kernel = settled(kernel, device_arch(kernel.target, q.device.index))
+    made: dict[str, Tensor] = {}
+    sums: dict[str, Tensor] = {}
+    elements = {out.x for out in element_sums(kernel.graph)}
+    for out in kernel.graph.of(Output):
+        assert isinstance(out, Output)
+        if out.x in elements:
+            sums[out.x] = torch.zeros(captures[out.into].shape, dtype=torch.float32, device=q.device)
+        elif out.mode is Assign.REDUCE_ADD:
+            sums[out.x] = q.new_empty(q.shape[:3], dtype=torch.float32)
+        else:
+            made[out.x] = empty_like_rows(tensors[out.x[1:]], tensors[out.x[1:]].size(3))
+    tensors = {n: t.contiguous() if n == "lse" else t for n, t in tensors.items()}  # ours: contiguous already
+    launch_module(kernel, {**tensors, **captures, **made, **sums}, scalars_of(q, k, scale), mode, seed)
+    result = {name[1:]: t for name, t in made.items()}
+    for out in kernel.graph.of(Output):
+        assert isinstance(out, Output)
+        if out.mode is Assign.REDUCE_ADD:
+            part = sums[out.x] if out.x in elements else sum_rows(out, sums[out.x], captures[out.into])
+            result[out.into] = result[out.into] + part if out.into in result else part
+    return {n: t.to(captures[n].dtype) if n in captures else t for n, t in result.items()}
+
+
+def sum_rows(out: Output, rows: Tensor, captured: Tensor) -> Tensor:
+    """The sum of row values [B, H, Sq] at the elements of a captured tensor that the rows read."""
+    env: dict[str, Tensor | int] = {}
+    for at, (x, n) in enumerate(zip((B, H, I), rows.shape, strict=True)):
+        env[x.name] = torch.arange(n, device=rows.device).view([-1 if d == at else 1 for d in range(3)])
+    result = torch.zeros(captured.shape, dtype=torch.float32, device=rows.device)
+    used = {x for e in out.index for x in walk(e) if x.op is Op.VAR and x.dtype is DType.I32}
+    for at, x in enumerate((B, H, I)):
+        if x not in used:  # summed first: no two summands for an element where the index names it
+            rows = rows.sum(at, keepdim=True)
+            env[x.name] = torch.zeros((1, 1, 1), dtype=torch.int64, device=rows.device)
+    if not out.index:
+        return result + rows.sum()
+    index = [
+        evaluate(e, env).clamp(0, n - 1).expand(rows.shape).flatten()
+        for e, n in zip(out.index, captured.shape, strict=True)
+    ]
+    return result.index_put_(tuple(index), rows.flatten(), accumulate=True)

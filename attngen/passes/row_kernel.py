@@ -1,0 +1,91 @@
+"""row_kernel: Graph -> Kernel. One number a row, made from the row's results and their gradients.
+
+Before   a graph whose values are row values and sums over a head dimension
+After    a kernel with one warp a row: lanes take elements in turn, the sums are exchanged, one lane stores
+Why      every key tile of a row needs delta; computed there it would be computed again for each of them"""
+
+from __future__ import annotations
+
+from attngen.errors import PassError
+from attngen.expr import SCALE, B, DType, Expr, H, I, J, load, loads, substitute, var, variables
+from attngen.ir.graph import Axis, Contract, Graph, Input, Map, Output, RowReduce
+from attngen.ir.ops import ReduceKind, Scope, Stmt, SumRows
+from attngen.ir.schedule import (
+    Access,
+    Block,
+    Elem,
+    Item,
+    Kernel,
+    Order,
+    Role,
+    ScalarArg,
+    TensorArg,
+    Work,
+    WorkSource,
+)  # fmt: skip
+from attngen.passes.bounded import bounded
+
+WARPS = 8
+
+
+def row_kernel(graph: Graph, name: str, elem: Elem, width: int, captures: tuple[TensorArg, ...]) -> Kernel:
+    """`elem`: of the inputs with a head dimension, whose size is `width`. Outputs are f32 [B, H, Sq]."""
+    body: list[Stmt] = []
+    stored = {n.x for n in graph.of(Output) if isinstance(n, Output)}
+    tensors: list[TensorArg] = []
+    value: dict[Expr, Expr] = {}
+    for node in graph.nodes:
+        own = var(node.id, DType.F32)
+        match node:
+            case Input():
+                wide = Axis.DV in node.axes
+                tensors.append(TensorArg(name=node.id, elem=elem if wide else Elem.F32, rank=4 if wide else 3,
+                                         access=Access.CAPTURE))  # fmt: skip
+                value[own] = load(node.id, (B, H, I, J) if wide else (B, H, I), DType.F32)
+            case Map() if Axis.DV in node.axes:
+                value[own] = substitute(node.expr, value)
+            case RowReduce() if node.kind is ReduceKind.SUM:
+                target = f"{node.id}_sum" if node.id in stored else node.id
+                x = value[var(node.x, DType.F32)]
+                body.append(Stmt(scope=Scope.ELEM, target=target, value=x, accumulate=True))
+                value[own] = var(target, DType.F32)
+                if node.id in stored:
+                    body.append(Stmt(scope=Scope.ROW, target=node.id, value=value[own]))
+            case Map():
+                value[own] = bounded(substitute(node.expr, value), frozenset(t.name for t in tensors))
+                if node.id in stored:
+                    body.append(Stmt(scope=Scope.ROW, target=node.id, value=value[own]))
+            case Output():
+                tensors.append(TensorArg(name=node.x, elem=Elem.F32, rank=3, access=Access.OUT))
+            case _:
+                raise PassError(f"row_kernel: {node.id} is no value of a row")
+    read = {e.name for e in loads(*(s.value for s in body))}
+    tensors += [t for t in captures if t.name in read]
+    item = Item(lets=(), body=(Block(name="rows", ops=(SumRows(id="R1", body=tuple(body), cols=width),)),))
+    return Kernel(
+        name=name, threads=32 * WARPS, min_ctas=1,
+        work=Work(source=WorkSource.ROWS, order=Order.ASCENDING, block_m=1), tensors=tuple(tensors),
+        scalars=tuple(ScalarArg(name=n, dtype=DType.I32) for n in ("batch", "heads", "seqlen_q")),
+        roles=(Role(name="rows", first_warp=0, warps=WARPS, regs=255, item=item),),
+    )  # fmt: skip
+
+
+def cast_kernel(graph: Graph, out: Output, node: Contract, elem: Elem, width: int) -> Kernel:
+    """What follows a sum that was added up in memory: its factor, and the type of the output."""
+    sums = load(node.id, (B, H, I, J), DType.F32)
+    final = graph[out.x]
+    value = substitute(final.expr, {var(node.id, DType.F32): sums}) if isinstance(final, Map) else sums
+    tensors = (
+        TensorArg(name=node.id, elem=Elem.F32, rank=4, access=Access.WORK),
+        TensorArg(name=out.x, elem=elem, rank=4, access=Access.OUT),
+    )
+    cast = SumRows(id="C1", body=(Stmt(scope=Scope.ELEM, target=out.x, value=value),), cols=width)
+    names = sorted(variables(value) & {SCALE.name})
+    scalars = [ScalarArg(name=n, dtype=DType.I32) for n in ("batch", "heads", "seqlen_q")]
+    return Kernel(
+        name=f"attn_bwd_cast_{out.x}", threads=32 * WARPS, min_ctas=1,
+        work=Work(source=WorkSource.ROWS, order=Order.ASCENDING, block_m=1), tensors=tensors,
+        scalars=(*scalars, *(ScalarArg(name=n, dtype=DType.F32) for n in names)),
+        roles=(Role(name="rows", first_warp=0, warps=WARPS, regs=255,
+                    item=Item(lets=(), body=(Block(name="rows", ops=(cast,)),))),),
+    )  # fmt: skip

@@ -1,0 +1,467 @@
+"""tile_sums: Owned -> Program. Cuts a kernel of plain sums into tiles: its own axis across the CTAs, the other in time.
+
+Before   a graph with contractions over the streamed axis, of weights made element by element from contractions over
+         head dimensions, row values and positions
+After    tiles of the owned inputs loaded once, tiles of the streamed ones in a loop; one map that makes all weights of
+         a step; an accumulator for each sum
+Why      the tile of scores has the owned axis as its rows in either kernel, so the weights are left operands of the
+         sums where they are: in registers. Row values of the queries become values of its rows or of its columns, as
+         the owned axis says. Where keys are owned, the loop runs over the heads of the group too: a key head's gradient
+         is summed where it is, and nothing is expanded"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from attngen.config import Config
+from attngen.errors import PassError
+from attngen.evaluate import evaluate
+from attngen.expr import (
+    SCALE,
+    SEQLEN_K,
+    SEQLEN_Q,
+    ZERO,
+    B,
+    DType,
+    Expr,
+    H,
+    I,
+    J,
+    Op,
+    conj,
+    const,
+    load,
+    make,
+    mul,
+    neg,
+    rewrite,
+    sub,
+    substitute,
+    var,
+    variables,
+    walk,
+    where,
+)  # fmt: skip
+from attngen.fold import fold as fold_expr
+from attngen.interval import Span, analyse
+from attngen.ir.graph import Axis, Contract, Graph, Input, Map, Mask, Output
+from attngen.ir.ops import Assign, Fill, Heads, Reduce, ReduceKind, Ref, Scope, Stmt
+from attngen.ir.ops import Map as MapOp
+from attngen.ir.ops import Op as TileOp
+from attngen.ir.program import (
+    AddTile,
+    ContractTile,
+    LoadTile,
+    Program,
+    StageTile,
+    StoreTile,
+    StoreVector,
+    TileValue,
+)  # fmt: skip
+from attngen.ir.schedule import Access, Elem, Fact, TensorArg, Workspace
+from attngen.passes.bounded import bounded
+from attngen.passes.choose import padded
+from attngen.passes.key_visits import BACK, I_HI, I_LO, TRANSPOSED, group_loop, key_workspaces, query_tiles
+from attngen.passes.partition import Owned
+from attngen.passes.ranges import TileClass, Visit, VisitSource, ranges
+from attngen.passes.scopes import Scopes, Target
+from attngen.passes.simplify import LOG2E, simplify_expr
+from attngen.passes.tile import _SCALARS, _STORAGE, RESERVED, _where
+from attngen.passes.visits import _let, i32, visits
+from attngen.signature import Signature
+from attngen.spec import Variant
+from attngen.sums import tidy
+
+KEY_HEADS = {"k", "v"}
+KEY_KERNEL = "attn_bwd_keys"  # kernels that own keys: this name, and a number where there are several
+GIVEN_ROWS = {"lse", "dlse"}  # row values that a caller gives; others are made by a kernel of the module
+PLAIN = "rX"  # scores that no contraction makes
+LENGTH = {Axis.M: SEQLEN_Q, Axis.N: SEQLEN_K}
+TILE = {Axis.M: "m", Axis.N: "n"}
+WIDTH = {Axis.D: "head_dim_qk", Axis.DV: "head_dim_v"}
+
+
+Bounds = tuple[Expr | None, Expr]
+
+
+def tile_name(prefix: str, node: str) -> str:
+    """sQ of q, rS of s, rdP of dp."""
+    d = "d" if len(node) > 1 and node.startswith("d") else ""
+    return f"{prefix}{d}{node[len(d):].capitalize()}"
+
+
+@dataclass
+class _Tiler:
+    owned: Owned
+    variant: Variant
+    signature: Signature
+    config: Config
+    visit: Visit
+    elem: Elem
+    scopes: Scopes
+    names: set[str]  # captured tensors
+    values: dict[str, TileValue] = field(default_factory=dict)
+    seen: Bounds = (None, SEQLEN_K)  # streamed rows that some owned row sees: the rest is loaded as zeros
+
+    @property
+    def graph(self) -> Graph:
+        return self.owned.graph
+
+    def value(self, name: str, rows: int, cols: int, axes: tuple[str, str], elem: Elem = Elem.F32) -> Ref:
+        self.values.setdefault(name, TileValue(name=name, elem=elem, rows=rows, cols=cols, axes=axes))
+        return Ref(name=name)
+
+    def width(self, axis: Axis) -> int:
+        return padded(getattr(self.signature, WIDTH[axis]))
+
+    # ---- loads -------------------------------------------------------------------------------------------------
+
+    def inputs(self) -> Iterator[tuple[Input, bool]]:
+        """Inputs that contractions read, with whether they lie along the owned axis."""
+        read = {name for n in self.graph.of(Contract) for name in n.operands()}
+        for node in self.graph.of(Input):
+            if node.id in read:
+                assert isinstance(node, Input)
+                yield node, self.owned.own in node.axes
+
+    def load(self, op_id: str, node: Input, own: bool) -> LoadTile:
+        axis = self.owned.own if own else self.owned.stream
+        rows = self.config.block_m if own else self.config.block_n
+        width = node.axes[3]
+        dst = self.value(tile_name("s", node.id), rows, self.width(width), (axis.value, width.value), self.elem)
+        heads = Heads.KV if node.id in KEY_HEADS else Heads.Q
+        first, limit = self.own_seen if own else self.seen
+        head = H if self.owned.own is Axis.N and heads is Heads.Q else None
+        row = mul(i32(TILE[axis]), const(rows))
+        return LoadTile(id=op_id, dst=dst, src=node.id, heads=heads, row=row, limit=limit, first=first, head=head)
+
+    # ---- weights -----------------------------------------------------------------------------------------------
+
+    def weight(self, name: str, hidden: bool = False) -> Expr:
+        """A node over both axes as an expression of fragments, row values and positions. hidden: where masked."""
+        node = self.graph[name]
+        match node:
+            case Contract():
+                return var(tile_name("r", name), DType.F32)
+            case Input():
+                # rows of padding read the last one
+                return load(name, (B, H, make(Op.MIN, I, sub(SEQLEN_Q, const(1)))), DType.F32)
+            case Mask():
+                return node.hidden if hidden else self.weight(node.x)
+            case Map():
+                return substitute(node.expr, {var(i, DType.F32): self.weight(i, hidden) for i in node.inputs})
+            case _:
+                raise PassError(f"tile_sums: {name} is no value of an element")
+
+    def weights(self, masked: bool) -> tuple[Stmt, ...]:
+        """Statements that make the left operands of all sums, and what is summed along rows."""
+        masks = {n.visible for n in self.graph.of(Mask) if isinstance(n, Mask)}
+        if len(masks) > 1:
+            raise PassError("tile_sums: the weights have different masks")
+        inside = [make(Op.LT, J if self.owned.stream is Axis.N else I, LENGTH[self.owned.stream])]
+        if self.owned.shed():  # owned rows beyond the last have no sum of their own, but a part of others
+            inside.append(make(Op.LT, I if self.owned.own is Axis.M else J, LENGTH[self.owned.own]))
+        visible = conj(*inside, *masks)
+        targets = [Target(tile_name("r", name), self.value_of(name)) for name in self.left_operands()]
+        targets += [Target(out.x, self.value_of(out.x), accumulate=True) for out in row_sums(self.graph)]
+        # rows beyond the last have no element to be added to
+        exists = make(Op.LT, I if self.owned.own is Axis.M else J, LENGTH[self.owned.own])
+        targets += [
+            Target(out.x, where(exists, self.value_of(out.x), ZERO), accumulate=True, index=clamped(out))
+            for out in element_sums(self.graph)
+        ]
+        if masked:
+            targets = [replace(t, value=where(bounded(visible), t.value, ZERO)) for t in targets]
+        return self.scopes.split(*targets)
+
+    def value_of(self, name: str) -> Expr:
+        _check_hidden(name, self.weight(name, hidden=True))
+        own = frozenset(n.id for n in self.graph.of(Input))
+        return bounded(fold_expr(self.fused(self.weight(name))), own)
+
+    def left_operands(self) -> Iterator[str]:
+        yield from dict.fromkeys(self.left(c) for _, c in (*self.owned.sums(), *self.owned.shed()))
+
+    def left(self, node: Contract) -> str:
+        """The operand of a sum that has both axes."""
+        return node.a if {Axis.M, Axis.N} <= set(self.graph[node.a].axes) else node.b
+
+    def right(self, node: Contract) -> str:
+        return node.b if self.left(node) == node.a else node.a
+
+    def fused(self, e: Expr) -> Expr:
+        """(scale*s - r) * log2e with one FMA an element, where the scale is of a usual size."""
+
+        def one(x: Expr) -> Expr | None:
+            if x.op is not Op.MUL or x.args[1] is not LOG2E or x.args[0].op is not Op.SUB:
+                return None
+            scaled, r = x.args[0].args
+            if scaled.op is not Op.MUL or scaled.args[0] is not SCALE or scaled.args[1].op is not Op.VAR:
+                return None
+            return make(Op.FMA, scaled.args[1], mul(SCALE, LOG2E), neg(mul(r, LOG2E)))
+
+        return rewrite(e, one) if self.variant.scale_positive else e
+
+    # ---- the parts of the program ------------------------------------------------------------------------------
+
+    def products(self) -> Iterator[tuple[Contract, str, str]]:
+        """Contractions over a head dimension, with the owned and the streamed operand."""
+        for node in self.graph.of(Contract):
+            assert isinstance(node, Contract)
+            if node.over in WIDTH:
+                own, stream = (node.a, node.b) if self.owned.own in self.graph[node.a].axes else (node.b, node.a)
+                yield node, own, stream
+
+    def body(self) -> tuple[TileOp, ...]:
+        ops: list[TileOp] = [self.load(f"o{n}", node, False) for n, (node, own) in enumerate(self.inputs()) if not own]
+        rows, cols = self.config.block_m, self.config.block_n
+        axes = (self.owned.own.value, self.owned.stream.value)
+        over = None
+        for node, own, stream in self.products():
+            d = self.value(tile_name("r", node.id), rows, cols, axes)
+            over = over or d
+            a, b = Ref(name=tile_name("s", own)), Ref(name=tile_name("s", stream), transposed=True)
+            ops.append(ContractTile(id=f"o{len(ops)}", d=d, a=a, b=b, zero=True))
+        for name in self.left_operands():
+            self.value(tile_name("r", name), rows, cols, axes, self.elem)
+        for out in row_sums(self.graph):
+            self.value(out.x, rows, 0, (axes[0], ""))
+        note = _where(self.variant, "score")
+        for cls in self.classes:
+            statements = self.weights(cls == TileClass.MASKED.value)
+            if over is None or over.name == PLAIN:  # a weight of the positions alone, the only one there is
+                over = self.value(PLAIN, rows, cols, axes)
+                *first, last = statements
+                statements = (*first, replace(last, target=PLAIN), replace(last, value=var(PLAIN, DType.F32)))
+            only = cls if len(self.classes) > 1 else ""
+            ops.append(MapOp(id=f"o{len(ops)}", over=over, body=statements, only=only, note=note))
+        for _, node in self.owned.sums():
+            weight, other = self.left(node), self.right(node)
+            d = self.value(tile_name("r", node.id), rows, self.width(node.axes[3]), (axes[0], node.axes[3].value))
+            a, b = Ref(name=tile_name("r", weight)), Ref(name=tile_name("s", other))
+            ops.append(ContractTile(id=f"o{len(ops)}", d=d, a=a, b=b))
+        for _, node in self.owned.shed():
+            ops += self.part(node, len(ops))
+        return tuple(ops)
+
+    def part(self, node: Contract, number: int) -> Iterator[TileOp]:
+        """A tile's part of a sum over the owned axis: its weights cross the warps, and it is added up in memory."""
+        rows, cols = self.config.block_m, self.config.block_n
+        own, stream = self.owned.own, self.owned.stream
+        weight, width = self.left(node), node.axes[3]
+        staged = self.value(tile_name("s", weight), rows, cols, (own.value, stream.value), self.elem)
+        d = self.value(tile_name("r", node.id), cols, self.width(width), (stream.value, width.value))
+        yield StageTile(id=f"o{number}", dst=staged, src=Ref(name=tile_name("r", weight)))
+        a, b = replace(staged, transposed=True), Ref(name=tile_name("s", self.right(node)))
+        yield ContractTile(id=f"o{number + 1}", d=d, a=a, b=b, zero=True)
+        row = mul(i32(TILE[stream]), const(cols))
+        yield AddTile(id=f"o{number + 2}", dst=node.id, src=d, heads=Heads.Q, row=row, limit=LENGTH[stream])
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(c.value for c in self.visit.ranges))
+
+    def prologue(self) -> tuple[TileOp, ...]:
+        ops: list[TileOp] = [self.load(f"o{n}", node, True) for n, (node, own) in enumerate(self.inputs()) if own]
+        if self.scopes.rows:
+            over = next(v.name for v in self.values.values() if v.axes[1] == self.owned.stream.value)
+            body = tuple(self.scopes.rows.values())
+            ops.append(MapOp(id=f"o{len(ops)}", over=Ref(name=over), body=body, note="once an item"))
+            for s in body:
+                dtype = {DType.I32: "i32", DType.BOOL: "bool"}.get(s.value.dtype, "f32")
+                self.value(s.target, self.config.block_m, 0, (self.owned.own.value, ""))
+                self.values[s.target] = replace(self.values[s.target], dtype=dtype)
+        sums = [tile_name("r", node.id) for _, node in self.owned.sums()] + [out.x for out in row_sums(self.graph)]
+        ops += [Fill(id=f"o{len(ops) + n}", dst=Ref(name=name), value=ZERO) for n, name in enumerate(sums)]
+        return tuple(ops)
+
+    def epilogue(self) -> tuple[TileOp, ...]:
+        ops: list[TileOp] = []
+        body: list[Stmt] = []
+        stores: list[StoreTile | StoreVector] = []
+        row = mul(i32(TILE[self.owned.own]), const(self.config.block_m))
+        limit = LENGTH[self.owned.own]
+        factors: dict[Expr, str] = {}
+        over = ""
+        for out, node in self.owned.sums():
+            final = self.graph[out.x]
+            over = over or tile_name("r", node.id)
+            scaled = ""
+            if isinstance(final, Map):
+                factor = fold_expr(substitute(final.expr, {var(node.id, DType.F32): const(1.0)}))
+                scaled = factors.setdefault(factor, f"factor{len(factors) or ''}")
+                if self.values.setdefault(scaled, _row(scaled, self.config, self.owned)) and all(
+                    s.target != scaled for s in body
+                ):
+                    body.append(Stmt(scope=Scope.ROW, target=scaled, value=factor))
+            stores.append(StoreTile(id="", dst=out.x, src=Ref(name=tile_name("r", node.id)), scaled=scaled, row=row,
+                                    limit=limit, heads=out.heads))  # fmt: skip
+        for out in row_sums(self.graph):
+            src = Ref(name=out.x)
+            ops.append(Reduce(id=f"o{len(ops)}", kind=ReduceKind.SUM, dst=src, src=src))
+            stores.append(StoreVector(id="", dst=out.x, src=src, limit=limit))
+        if body:
+            ops.append(MapOp(id=f"o{len(ops)}", over=Ref(name=over), body=tuple(body)))
+        return (*ops, *(replace(s, id=f"o{len(ops) + n}") for n, s in enumerate(stores)))
+
+    # ---- the loop --------------------------------------------------------------------------------------------------
+
+    def set_seen(self) -> tuple[Stmt, ...]:
+        """Bounds of `seen` as scalars of the item. Where an owned tile is an operand of a part of another sum, those of
+        its rows that no streamed row sees at all are zeros too."""
+        keys = self.owned.own is Axis.N
+        mask = substitute(self.variant.mask, TRANSPOSED) if keys else self.variant.mask
+        lets, self.seen = self._bounds("seen", analyse(mask).any, LENGTH[self.owned.stream], BACK if keys else {})
+        self.own_seen: Bounds = (None, LENGTH[self.owned.own])
+        if self.owned.shed():
+            whole = {I_LO: const(0), I_HI: sub(SEQLEN_Q, const(1))}
+            more, self.own_seen = self._bounds("own", analyse(self.variant.mask).any, LENGTH[self.owned.own], whole)
+            lets += more
+        return tuple(lets)
+
+    def _bounds(
+        self, name: str, span: Span, length: Expr, values: dict[Expr, Expr]
+    ) -> tuple[list[Stmt], Bounds]:
+        """The ends of a span as scalars; they are left out where they depend on the head of a group."""
+        lets: list[Stmt] = []
+        first, limit = None, length
+        if span.hi is not None and not self._of_step(span.hi):
+            lets.append(_let(f"{name}_hi", tidy(make(Op.MIN, bounded(substitute(span.hi, values)), length))))
+            limit = i32(f"{name}_hi")
+        if span.lo is not None and not self._of_step(span.lo):
+            lets.append(_let(f"{name}_lo", bounded(substitute(span.lo, values))))
+            first = i32(f"{name}_lo")
+        return lets, (first, limit)
+
+    def _of_step(self, e: Expr) -> bool:
+        return self.owned.own is Axis.N and "h" in variables(e)
+
+
+def added(graph: Graph) -> Iterator[Output]:
+    """What a graph adds to captured tensors."""
+    for out in graph.of(Output):
+        assert isinstance(out, Output)
+        if out.mode is Assign.REDUCE_ADD:
+            yield out
+
+
+def row_sums(graph: Graph) -> Iterator[Output]:
+    """At an index that all keys of a row share: summed in the row, whose sum is stored."""
+    return (out for out in added(graph) if "j" not in variables(*out.index))
+
+
+def element_sums(graph: Graph) -> Iterator[Output]:
+    """At an index of the element: each element is added where it belongs."""
+    return (out for out in added(graph) if "j" in variables(*out.index))
+
+
+def clamped(out: Output) -> tuple[Expr, ...]:
+    """The index inside the tensor, as where it was read."""
+    return bounded(load(out.into, out.index, DType.F32)).args
+
+
+def _row(name: str, config: Config, owned: Owned) -> TileValue:
+    return TileValue(name=name, elem=Elem.F32, rows=config.block_m, cols=0, axes=(owned.own.value, ""))
+
+
+def _check_hidden(name: str, e: Expr) -> None:
+    """A masked element has the weight 0 exactly, so that it may be selected instead of computed."""
+    env = {x.name: 0.5 if x.dtype is DType.F32 else 1 for x in walk(e) if x.op is Op.VAR}
+    known = rewrite(e, lambda x: const(0.5) if x.op is Op.LOAD and x.dtype is DType.F32 else None)
+    if float(evaluate(known, env)) != 0.0:
+        raise PassError(f"tile_sums: {name} is not 0 where it is masked")
+
+
+# ---- the pass --------------------------------------------------------------------------------------------------------
+
+
+def tile_sums(owned: Owned, name: str, variant: Variant, signature: Signature, config: Config) -> Program:
+    keys = owned.own is Axis.N
+    visit = query_tiles(variant.mask, config) if keys else ranges(variant.mask, config.block_n)
+    number = name.removeprefix(KEY_KERNEL) if keys else ""
+    elem = Elem.BF16 if signature.dtype.value == "bf16" else Elem.F16
+    names = {simplify_expr(e): n for e, n in variant.names}
+    fragments = {tile_name("r", n.id): Scope.ELEM for n in owned.graph.of(Contract)} | {PLAIN: Scope.ELEM}
+    taken = {*RESERVED, *TAKEN, *fragments, *(c.name for c in variant.captures), *(n.id for n in owned.graph.nodes)}
+    axes = {"i": Scope.COL, "j": Scope.ROW} if keys else {"i": Scope.ROW, "j": Scope.COL}
+    scopes = Scopes(fragments, names, taken, axes=axes, stepped=frozenset({"h"}) if keys else frozenset())
+    t = _Tiler(owned, variant, signature, config, visit, elem, scopes, {c.name for c in variant.captures})
+    seen = t.set_seen()
+    body = t.body()
+    prologue, epilogue = t.prologue(), t.epilogue()
+    workspaces: tuple[Workspace, ...] = ()
+    if keys:
+        lets, loop = group_loop(visit, variant.mask, config, body, bool(owned.shed()), number)
+        if visit.source is VisitSource.TABLE:
+            workspaces = key_workspaces(variant.mask, config, number)
+        steps, items = _by_step(scopes.lets.values())
+        loop = replace(loop, lets=steps)
+    else:
+        lets, loop, workspaces = visits(visit, config, variant.mask, body)
+        loop = replace(loop, place=(_let("n", loop.tile),))
+        items = tuple(scopes.lets.values())
+    over = f"tiles of {'keys' if keys else 'queries'} own their sums"
+    over += "".join(f", parts of {node.id} are added with red.add" for _, node in owned.shed())
+    return Program(
+        name=name, head_dim_qk=signature.head_dim_qk, head_dim_v=signature.head_dim_v, config=config,
+        tensors=_tensors(t, workspaces), scalars=_SCALARS, lets=(*lets, *seen, *items),
+        values=tuple(t.values.values()), prologue=prologue, loop=loop, epilogue=epilogue, workspaces=workspaces,
+        visit_mask=variant.mask if workspaces else None,
+        facts=(Fact(subject=name, text=f"{over}; {_visit_fact(visit, keys)}"),),
+    )  # fmt: skip
+
+
+TAKEN = frozenset(
+    "own_lo own_hi g u c m n before masked full factor factor1 m_lo m_hi j_lo j_hi".split()
+)
+
+
+def _by_step(lets: object) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
+    """Scalars that change with the head of a step, and those of the item."""
+    stepped, steps, items = {"h"}, [], []
+    for s in lets:  # type: ignore[attr-defined]
+        if variables(s.value) & stepped:
+            stepped.add(s.target)
+            steps.append(s)
+        else:
+            items.append(s)
+    return tuple(steps), tuple(items)
+
+
+def _visit_fact(visit: Visit, keys: bool) -> str:
+    what = "query" if keys else "key"
+    if visit.source is VisitSource.TABLE:
+        return f"{what} tiles from a list made on the device, since the mask has no closed form: {visit.reason}"
+    if visit.ranges == (TileClass.MASKED,):
+        return f"every {what} tile is visited and masked, since the mask depends on the head of a group"
+    return f"closed forms of the mask, {what} tiles {' and '.join(dict.fromkeys(c.value for c in visit.ranges))}"
+
+
+def _tensors(t: _Tiler, workspaces: tuple[Workspace, ...]) -> tuple[TensorArg, ...]:
+    """Inputs, outputs, captured tensors that expressions read, workspaces."""
+    tensors: list[TensorArg] = []
+    tiles = {node.id for node, _ in t.inputs()}
+    for node in t.graph.of(Input):
+        if node.id in tiles:
+            access = Access.CAPTURE if node.id == "dout" else Access.IN
+            tensors.append(TensorArg(name=node.id, elem=t.elem, rank=4, access=access))
+        else:
+            access = Access.IN if node.id in GIVEN_ROWS else Access.WORK
+            tensors.append(TensorArg(name=node.id, elem=Elem.F32, rank=3, access=access))
+    for out, _ in t.owned.sums():
+        tensors.append(TensorArg(name=out.x, elem=t.elem, rank=4, access=Access.OUT))
+    tensors += [TensorArg(name=node.id, elem=Elem.F32, rank=4, access=Access.WORK) for _, node in t.owned.shed()]
+    tensors += [TensorArg(name=out.x, elem=Elem.F32, rank=3, access=Access.OUT) for out in row_sums(t.graph)]
+    tensors += [
+        TensorArg(name=out.x, elem=Elem.F32, rank=len(out.index), access=Access.WORK) for out in element_sums(t.graph)
+    ]
+    tensors += [
+        TensorArg(name=c.name, elem=_STORAGE[c.storage], rank=c.rank, access=Access.CAPTURE)
+        for c in t.variant.captures
+    ]
+    tensors += [
+        TensorArg(name=w.name, elem=w.elem, rank=len(w.shape), access=Access.WORK)
+        for w in workspaces if w.elem is Elem.I32
+    ]  # fmt: skip
+    return tuple(tensors)
