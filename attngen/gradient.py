@@ -131,7 +131,7 @@ def run(
     dlse where it has a gradient. No size may be 0."""
     q, k = tensors["q"], tensors["k"]
     if q.is_cuda:
-        kernel = settled(kernel, device_arch(kernel, q.device.index))
+        kernel = settled(kernel, device_arch(kernel.target, q.device.index))
     made: dict[str, Tensor] = {}
     sums: dict[str, Tensor] = {}
     elements = {out.x for out in element_sums(kernel.graph)}
