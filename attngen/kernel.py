@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from attngen.ir.program import Program
 from attngen.ir.schedule import Schedule, VerifiedSchedule
 from attngen.lower import Source, lower
 from attngen.pipelines import Levels, derive, ranked
-from attngen.predict import predicted
+from attngen.predict import Counts, predicted
 from attngen.runtime.cache import compile_cached
 from attngen.runtime.compile import Artifact, Resources, flags_for
 from attngen.runtime.gate import check
@@ -64,6 +65,11 @@ class Generated:
     def has_lse(self) -> bool:
         return any(t.name == "lse" for t in self.schedule.kernels[-1].tensors)
 
+    @property
+    def expected(self) -> Mapping[str, Counts]:
+        """What the build gate counts in the machine code, by symbol."""
+        return predicted(self.schedule)
+
     def artifact(self, arch: str | None = None) -> Artifact:
         """The cubin for `arch` (default: the target's first), past the build gate.
 
@@ -71,7 +77,7 @@ class Generated:
         arch = arch or self.target.archs[0]
         if arch not in self._artifacts:
             artifact = compile_cached(self.source.text, arch=arch, symbols=self.symbols)
-            report = check(artifact, expected=predicted(self.schedule))
+            report = check(artifact, expected=self.expected)
             if not report.ok:
                 raise CompileError(f"the build gate refused {self.schedule.name} for {arch}: {report}")
             self._artifacts[arch] = artifact
