@@ -339,7 +339,9 @@ def test_the_kernels_of_gradients_can_be_read() -> None:
 
 def test_deleted_ops_are_noticed() -> None:
     """By the verifier, but for one: a product that is missing is wrong in numbers only."""
-    schedule = module("qkv", same_bits=False)
+    asked, shape = Asked(frozenset("qkv"), dlse=False, same_bits=False), Config(64, 64, 4, 2, 2)
+    levels = derive_backward(Attention(mask=causal()).variant, Signature(IoType.BF16, 64, 64), SM80, asked, (shape,))
+    schedule = levels.verified.schedule
     unnoticed = []
     for mutant in mutants(schedule):
         if mutant.name.startswith("delete"):
