@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from attngen import errors
     from attngen.api import attention, compile, precompile
+    from attngen.config import Config, FoldPolicy, HopperConfig
     from attngen.functions import abs, exp, floor, log, maximum, minimum, sigmoid, sqrt, tanh, where
     from attngen.merge import merge
     from attngen.spec import Attention
@@ -16,6 +17,7 @@ __version__ = "0.1.0"
 # The names are loaded at first use: the command line then starts without torch.
 _HOME = {
     "attngen.api": ("attention", "compile", "precompile"),
+    "attngen.config": ("Config", "FoldPolicy", "HopperConfig"),
     "attngen.merge": ("merge",),
     "attngen.functions": ("abs", "exp", "floor", "log", "maximum", "minimum", "sigmoid", "sqrt", "tanh", "where"),
     "attngen.spec": ("Attention",),
@@ -42,6 +44,9 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "Attention",
+    "Config",
+    "FoldPolicy",
+    "HopperConfig",
     "__version__",
     "abs",
     "alibi",

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from attngen import ops
+from attngen import measured, ops, tune
 from attngen.backward_pipeline import Asked, gradient_names
 from attngen.config import AnyConfig
 from attngen.described import described
@@ -23,7 +23,7 @@ from attngen.lower import Source
 from attngen.prepare import prepare
 from attngen.progress import Progress
 from attngen.runtime import Resources, Unit, precompile_into
-from attngen.signature import IoType, Signature, signature_of
+from attngen.signature import IoType, Shapes, Signature, signature_of
 from attngen.spec import Attention, Normalizer
 from attngen.target import SM80, Target
 from attngen.target import target as target_named
@@ -45,13 +45,15 @@ def attention(
     target: str | None = None,
     *,
     spec: Attention | None = None,
+    autotune: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of q [B, Hq, Sq, D] over k [B, Hkv, Sk, D] and v [B, Hkv, Sk, Dv]: out [B, Hq, Sq, Dv], or (out, lse)
     with return_lse.
 
     The description is that of `Attention`: given piece by piece, or made once and given as `spec`, which spares
     tracing a function on every call. target: the GPU generation to generate for; None: the one that fits the device.
-    CPU tensors run in the emulator."""
+    CPU tensors run in the emulator. autotune: where nothing was measured on this device for this description, head dims
+    and type, measure the first configurations on this call's tensors, which takes seconds, and remember the fastest."""
     on = None if target is None else _target(target)
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         raise _not_a_tensor(q, k, v)
@@ -63,6 +65,8 @@ def attention(
     ):  # fmt: skip
         _check_alone(spec, mask, score, scale, sink, return_lse, normalizer)
     key, captures = prepare(spec, on)
+    if autotune:
+        _autotune(spec, key, q, k, v, captures)
     out, lse = _call(spec, key, q, k, v, captures)
     return (out, lse) if spec.return_lse else out
 
@@ -74,6 +78,20 @@ def _call(spec: Attention, key: str, q: Tensor, k: Tensor, v: Tensor, captures: 
             f"q has the shape {list(q.shape)}. Allowed: 4 dimensions [batch, heads, seq, head_dim], head_dim > 0"
         )
     return ops.call(q, k, v, captures, key, spec.scale_for(head_dim))
+
+
+def _autotune(
+    spec: Attention, key: str, q: Tensor, k: Tensor, v: Tensor, captures: Sequence[Tensor]
+) -> AnyConfig | None:
+    """The configuration that is fastest on the device; None where the call launches nothing."""
+    if torch.compiler.is_compiling():
+        raise SpecError(
+            "autotune=True inside torch.compile, which runs nothing while it traces. Call attngen.attention once with "
+            "it outside; compiled calls then use what was measured"
+        )
+    if ops.is_empty(ops.entry(key).check(q, k, v, captures)):
+        return None
+    return tune.ensure(tune.Call(key, q, k, v, tuple(captures), spec.scale_for(q.size(3))))
 
 
 def _not_a_tensor(*given: object) -> SignatureError:
@@ -105,9 +123,10 @@ class BoundKernel:
     Printable levels: `graph`, `program`, `schedule`, `source`; `resources`: registers, spills and shared memory.
     Called with q, k, v that fit `signature`, it gives (out, lse), or out alone where no sum is taken."""
 
-    def __init__(self, kernel: Kernel, spec: Attention, config: AnyConfig | None) -> None:
+    def __init__(self, kernel: Kernel, spec: Attention) -> None:
         self.kernel, self.spec = kernel, spec
-        self._key = ops.register(spec.variant, spec.shape_rules, kernel.target, config)
+        # what is shown is what runs: its configuration, whatever was measured on the device
+        self._key = ops.register(spec.variant, spec.shape_rules, kernel.target, kernel.config)
         self._captures = list(spec.tensors.values())
 
     @property
@@ -135,6 +154,13 @@ class BoundKernel:
         return self.kernel.config
 
     @property
+    def origin(self) -> str:
+        """Where the configuration comes from: measured here, measured before, a place in rank, or the caller."""
+        kernel = self.kernel
+        on = measured.machine(torch.cuda.current_device()) if torch.cuda.is_available() else None
+        return measured.origin(kernel.variant, kernel.signature, kernel.target, kernel.config, on)
+
+    @property
     def target(self) -> Target:
         return self.kernel.target
 
@@ -142,7 +168,7 @@ class BoundKernel:
         """Every level of the kernel with the reasons of its decisions, and the numbers that became constants."""
         kernel = self.kernel
         lines = [f"variant    {kernel.variant.description}", f"signature  {kernel.signature}"]
-        lines += [f"target     {kernel.target.name}", f"config     {kernel.config}"]
+        lines += [f"target     {kernel.target.name}", f"config     {kernel.config}", f"from       {self.origin}"]
         lines += [f"refused    {text}" for text in kernel.rejected]
         lines += [f"constant   {name} = {value}" for name, value in kernel.variant.constants]
         lines += [f"{fact.subject}: {fact.text}" for fact in kernel.schedule.facts]
@@ -204,18 +230,40 @@ def compile(
     target: str = TARGETS[0],
     alignment: int = 16,
     config: AnyConfig | None = None,
+    autotune: bool = False,
+    shapes: tuple[int, int, int, int, int] | None = None,
 ) -> BoundKernel:
     """The kernel of a description. Needs no GPU; it is compiled to machine code when first asked for.
 
     head_dim: of q and k; head_dim_v: of v, None: the same. alignment: bytes that every row of q, k and v is aligned
-    to, 16 or 2. config: tile sizes; None: chosen by rules."""
+    to, 16 or 2. config: tile sizes; None: measured before, or chosen by rules. autotune: measured on the current CUDA
+    device instead, on random tensors of `shapes` (batch, heads, key heads, queries, keys), unless that was done."""
     if not isinstance(spec, Attention):
         raise SpecError(f"spec is a {type(spec).__name__}. Allowed: attngen.Attention(...)")
     types = {t.torch_dtype: t for t in IoType}
     if dtype not in types:
         raise SignatureError(f"dtype={dtype}. Allowed: {', '.join(map(str, types))}")
     signature = Signature(types[dtype], head_dim, head_dim if head_dim_v is None else head_dim_v, alignment)
-    return BoundKernel(kernel_for(spec.variant, signature, _target(target), config), spec, config)
+    on = _target(target)
+    if autotune:
+        config = _tuned(spec, signature, on, config, shapes)
+    elif shapes is not None:
+        raise SpecError(f"shapes={shapes} without autotune=True. Allowed: both; a kernel is made for all shapes")
+    return BoundKernel(kernel_for(spec.variant, signature, on, config), spec)
+
+
+def _tuned(
+    spec: Attention, signature: Signature, on: Target, config: AnyConfig | None,
+    shapes: tuple[int, int, int, int, int] | None,
+) -> AnyConfig:  # fmt: skip
+    if config is not None:
+        raise SpecError(f"config={config!r} beside autotune=True, which chooses it. Allowed: one of both")
+    if shapes is None or len(shapes) != 5 or min(shapes) < 1:
+        raise SpecError(
+            f"shapes={shapes} with autotune=True. Allowed: (batch, heads, key heads, queries, keys), each at least 1: "
+            "what is fastest depends on them"
+        )
+    return tune.ensure(tune.sample_call(spec, signature, on, Shapes(*shapes)))
 
 
 def precompile(

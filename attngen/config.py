@@ -3,8 +3,10 @@ says it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from enum import Enum
+from typing import Any
 
 from attngen.errors import SignatureError
 
@@ -89,6 +91,8 @@ class HopperConfig:
             raise SignatureError(f"issue={self.issue}: not an order of the {len(self.stages)} contractions")
         if not set(self.stages) <= {0, 1}:
             raise SignatureError(f"stages={self.stages}: allowed are 0 and 1")
+        if self.turns and self.warpgroups == 1:
+            raise SignatureError("turns=True with warpgroups=1: one takes no turns; give turns=False, or more of them")
 
     @property
     def block_m(self) -> int:
@@ -109,3 +113,17 @@ class HopperConfig:
 
 
 AnyConfig = Config | HopperConfig
+
+
+def written(config: AnyConfig) -> dict[str, Any]:
+    """The fields for JSON."""
+    return {name: value.value if isinstance(value, Enum) else value for name, value in asdict(config).items()}
+
+
+def read(fields: Mapping[str, Any]) -> AnyConfig:
+    """What `written` gave, also after JSON has made lists of tuples."""
+    given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    if "warpgroups" not in given:
+        return Config(**given)
+    given["policy"] = FoldPolicy(given["policy"])
+    return HopperConfig(**given)

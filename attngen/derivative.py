@@ -67,7 +67,7 @@ def _step(e: Expr, g: Expr) -> Iterator[tuple[Expr, Expr]]:
             yield x, make(Op.DIV, g, x)
         case Op.LOG2, (x,):
             yield x, make(Op.DIV, g, mul(x, LN2))
-        case Op.TANH, (x,):
+        case Op.TANH | Op.TANH_APPROX, (x,):
             yield x, _times(g, sub(ONE, mul(e, e)))
         case Op.SIGMOID, (x,):
             yield x, _times(g, mul(e, sub(ONE, e)))

@@ -86,7 +86,7 @@ def launch_module(
     """Launches every kernel of a module on the device of its tensors; nothing waits."""
     device = next(iter(tensors.values())).device
     if device.type == "cuda" and isinstance(module, Kernel):
-        module = settled(module, device_arch(module, device.index))
+        module = settled(module, device_arch(module.target, device.index))
     sizes = {k: v for k, v in scalars.items() if isinstance(v, int)}
     sizes["ctas"] = EMULATED_CTAS if device.type == "cpu" else device_facts(device.index).sm_count
     more, numbers = tables(module.schedule, sizes, head_bytes(tensors), device)
@@ -118,20 +118,20 @@ def target_for(variant: Variant, signature: Signature, device: torch.device) -> 
     return SM90 if hopper and signature.alignment == 16 else SM80
 
 
-def device_arch(module: Generated, device_index: int) -> str:
-    """The architecture of the module's target that runs on this device."""
+def device_arch(target: Target, device_index: int) -> str:
+    """The architecture of a target that runs on this device."""
     capability = device_facts(device_index).capability
-    for arch in reversed(module.target.archs):
+    for arch in reversed(target.archs):
         if runs_on(arch, capability):
             return arch
     raise MissingToolError(
-        f"kernels for {module.target.name} run on {', '.join(module.target.archs)}; this device has capability "
+        f"kernels for {target.name} run on {', '.join(target.archs)}; this device has capability "
         f"{capability[0]}.{capability[1]}. CPU tensors run in the emulator"
     )
 
 
 def loaded(module: Generated, item: Launch, device_index: int) -> LoadedKernel:
-    artifact = module.artifact(device_arch(module, device_index))
+    artifact = module.artifact(device_arch(module.target, device_index))
     return load(artifact, item.kernel.name, item.kernel.smem_bytes, device_index=device_index)
 
 

@@ -8,10 +8,9 @@ import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass
-from enum import Enum
 
 from attngen import __version__
-from attngen.config import AnyConfig
+from attngen.config import written
 from attngen.gradient import BackwardKernel
 from attngen.ir.schedule import Kernel as ScheduledKernel
 from attngen.kernel import Kernel
@@ -78,14 +77,10 @@ def manifest(kernel: Kernel | BackwardKernel, name: str) -> Json:
 def _shape(kernel: Kernel | BackwardKernel) -> dict[str, Json]:
     """The tile shape; of a derivative, what is asked for and the tile shapes of its kernels."""
     if isinstance(kernel, Kernel):
-        return {"config": _config(kernel.config)}
+        return {"config": written(kernel.config)}
     wanted: list[Json] = [*sorted(kernel.asked.wanted)]
     asked: Json = {"wanted": wanted, "dlse": kernel.asked.dlse, "same_bits": kernel.asked.same_bits}
-    return {"asked": asked, "configs": {name: _config(config) for name, config in kernel.levels.configs}}
-
-
-def _config(config: AnyConfig) -> dict[str, Json]:
-    return {name: x.value if isinstance(x, Enum) else x for name, x in asdict(config).items()}
+    return {"asked": asked, "configs": {name: written(config) for name, config in kernel.levels.configs}}
 
 
 def _variant(variant: Variant) -> Json:

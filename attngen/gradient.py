@@ -75,12 +75,14 @@ def backward_for(
 
 def settled(kernel: BackwardKernel, arch: str) -> BackwardKernel:
     """The kernel itself if its compiled form passes the build gate, else with the next tile shapes in rank: those of
-    the kernels that the gate names. CompileError when one has no further."""
+    the kernels that the gate names; when the one kernel that adds parts in memory has no further, the kernels without
+    such parts, whose bits are the same in every run. CompileError when they have no further."""
     key = (kernel, arch)
     if key not in _settled:
-        ranked = [r for _, r in choices(kernel.variant, kernel.signature, kernel.target, kernel.asked)]
         current, rejected = kernel, list[str]()
         while True:
+            asked = current.asked
+            ranked = [r for _, r in choices(kernel.variant, kernel.signature, kernel.target, asked)]
             try:
                 current.artifact(arch)
                 break
@@ -89,12 +91,16 @@ def settled(kernel: BackwardKernel, arch: str) -> BackwardKernel:
                 if not any(named):
                     raise
                 at = [r.index(c) + n for r, c, n in zip(ranked, current.configs, named, strict=True)]
-                if any(n >= len(r) for n, r in zip(at, ranked, strict=True)):
+                configs = None
+                if all(n < len(r) for n, r in zip(at, ranked, strict=True)):
+                    configs = tuple(r[n] for n, r in zip(at, ranked, strict=True))
+                elif not asked.same_bits:
+                    asked = replace(asked, same_bits=True)
+                else:
                     raise
                 rejected.append(f"{', '.join(map(str, current.configs))}: {error}")
-                configs = tuple(r[n] for n, r in zip(at, ranked, strict=True))
-                _log.info("%s was refused for %s, %s is used: %s", current.configs, arch, configs, error)
-                current = backward_for(kernel.variant, kernel.signature, kernel.target, kernel.asked, configs)
+                _log.info("%s was refused for %s, the next is used: %s", current.configs, arch, error)
+                current = backward_for(kernel.variant, kernel.signature, kernel.target, asked, configs)
         current.rejected = tuple(rejected)
         _settled[key] = current
     return _settled[key]
@@ -125,7 +131,7 @@ def run(
     dlse where it has a gradient. No size may be 0."""
     q, k = tensors["q"], tensors["k"]
     if q.is_cuda:
-        kernel = settled(kernel, device_arch(kernel, q.device.index))
+        kernel = settled(kernel, device_arch(kernel.target, q.device.index))
     made: dict[str, Tensor] = {}
     sums: dict[str, Tensor] = {}
     elements = {out.x for out in element_sums(kernel.graph)}
@@ -143,14 +149,15 @@ def run(
     for out in kernel.graph.of(Output):
         assert isinstance(out, Output)
         if out.mode is Assign.REDUCE_ADD:
-            part = sums[out.x] if out.x in elements else sum_rows(out, sums[out.x], captures[out.into])
+            part = sums[out.x] if out.x in elements else sum_rows(out, sums[out.x], captures, k.size(2))
             result[out.into] = result[out.into] + part if out.into in result else part
     return {n: t.to(captures[n].dtype) if n in captures else t for n, t in result.items()}
 
 
-def sum_rows(out: Output, rows: Tensor, captured: Tensor) -> Tensor:
+def sum_rows(out: Output, rows: Tensor, captures: Mapping[str, Tensor], seqlen_k: int) -> Tensor:
     """The sum of row values [B, H, Sq] at the elements of a captured tensor that the rows read."""
-    env: dict[str, Tensor | int] = {}
+    captured = captures[out.into]
+    env: dict[str, Tensor | int] = {"seqlen_q": rows.size(2), "seqlen_k": seqlen_k}
     for at, (x, n) in enumerate(zip((B, H, I), rows.shape, strict=True)):
         env[x.name] = torch.arange(n, device=rows.device).view([-1 if d == at else 1 for d in range(3)])
     result = torch.zeros(captured.shape, dtype=torch.float32, device=rows.device)
@@ -162,7 +169,7 @@ def sum_rows(out: Output, rows: Tensor, captured: Tensor) -> Tensor:
     if not out.index:
         return result + rows.sum()
     index = [
-        evaluate(e, env).clamp(0, n - 1).expand(rows.shape).flatten()
+        evaluate(e, env, captures).clamp(0, n - 1).expand(rows.shape).flatten()
         for e, n in zip(out.index, captured.shape, strict=True)
     ]
     return result.index_put_(tuple(index), rows.flatten(), accumulate=True)

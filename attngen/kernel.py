@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from attngen import __version__
-from attngen.config import AnyConfig
+from attngen.config import AnyConfig, HopperConfig
 from attngen.errors import CompileError, SpecError
 from attngen.ir.graph import Graph
 from attngen.ir.program import Program
@@ -128,12 +128,14 @@ def kernel_for(variant: Variant, signature: Signature, target: Target, config: A
     key = (variant.variant_key(), signature, target.name, config)
     if key not in _kernels:
         try:
-            _kernels[key] = Kernel(variant, signature, target, levels_for(variant, signature, target, config))
+            made = Kernel(variant, signature, target, levels_for(variant, signature, target, config))
         except RecursionError:  # the passes follow an expression by recursion
             raise SpecError(
                 f"{variant.description}: its score or mask nests too many operations, as a loop makes that extends a "
                 "value (`m = m | (j == n)`). Allowed: about 100 on one another; read a captured tensor: `table[j]`"
             ) from None
+        # the same kernel, whether its configuration is asked for or chosen
+        _kernels[key] = _kernels.setdefault((*key[:3], made.config), made)
     return _kernels[key]
 
 
@@ -142,6 +144,11 @@ def levels_for(variant: Variant, signature: Signature, target: Target, config: A
         raise SpecError(
             f"target={target.name!r} has no schedule for rows aligned to {signature.alignment} bytes; allowed are "
             "multiples of 16. Leave target out, or use 'sm80', which also runs on Hopper"
+        )
+    if config is not None and isinstance(config, HopperConfig) != target.has(Feature.WGMMA):
+        raise SpecError(
+            f"config={config!r} is not for target={target.name!r}. Allowed there: "
+            f"attngen.{'HopperConfig' if target.has(Feature.WGMMA) else 'Config'}(...)"
         )
     return derive(variant, signature, target, config)
 

@@ -4,6 +4,7 @@ compiled graph holds a short text, and every tensor the kernel reads is an input
 from __future__ import annotations
 
 import hashlib
+import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -15,18 +16,18 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from attngen import gradient
+from attngen import gradient, measured
 from attngen.backward_pipeline import Asked, gradient_names
 from attngen.config import AnyConfig
 from attngen.dispatch import addresses
-from attngen.errors import EmulationWarning, GradientError, SignatureError
+from attngen.errors import EmulationWarning, GradientError, PassError, SignatureError, SpecError, VerifyError
 from attngen.evaluate import evaluate
 from attngen.execute import empty_like_rows, run, target_for
 from attngen.gradient import backward_for, backward_signature
 from attngen.kernel import Kernel, kernel_for
 from attngen.plan import Plan, plan
 from attngen.progress import Progress
-from attngen.signature import VECTOR_BYTES, Shapes, check_tensors, signature_of
+from attngen.signature import VECTOR_BYTES, Shapes, Signature, check_tensors, signature_of
 from attngen.spec import Normalizer, Variant
 from attngen.target import SM80, Target
 from attngen.trace import ShapeRule
@@ -35,6 +36,7 @@ EMULATED_PER_SECOND = 400e6  # multiply-adds of the emulator on one core, measur
 PATIENCE_SECONDS = 10.0
 PLANS = 4096
 BACKWARD_WORK = 3.5  # multiply-adds of all gradients, in those of the forward pass
+_log = logging.getLogger("attngen")
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ def _on_gpu(
     if found is not None:
         return found.run(pointers)
     kernel, shapes = _kernel(q, k, v, captures, key)
-    if _is_empty(shapes):
+    if is_empty(shapes):
         return run(kernel, q, k, v, dict(zip(entry(key).names, captures, strict=True)), scale)
     if len(_plans) >= PLANS:  # many lengths, as in decoding: forget them together rather than count uses
         _plans.clear()
@@ -153,10 +155,30 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, captures: Sequence[Tensor], key: st
     shapes = known.check(q, k, v, captures)
     signature = signature_of(q, k, v)
     target = known.target or target_for(known.variant, signature, q.device)
-    return kernel_for(known.variant, signature, target, known.config), shapes
+    config = known.config or (_measured(known.variant, signature, target, q.get_device()) if q.is_cuda else None)
+    return kernel_for(known.variant, signature, target, config), shapes
 
 
-def _is_empty(shapes: Shapes) -> bool:
+def _measured(variant: Variant, signature: Signature, target: Target, device_index: int) -> AnyConfig | None:
+    """What was measured fastest on this device; None: nothing, or a configuration that derives no kernel any more."""
+    on = measured.machine(device_index) if measured.any_kept() else None
+    config = measured.lookup(on, variant, signature, target) if on else None
+    if config is not None:
+        try:
+            kernel_for(variant, signature, target, config)
+        except (PassError, VerifyError, SpecError) as error:
+            _log.warning("%s was measured here and is not used, measure again: %s", config, error)
+            return None
+    return config
+
+
+def forget_plans() -> None:
+    """The next call of each kind looks again for what was measured here."""
+    _plans.clear()
+
+
+def is_empty(shapes: Shapes) -> bool:
+    """A call that launches nothing."""
     return 0 in (shapes.B, shapes.Hq, shapes.Sq, shapes.Sk)
 
 
@@ -175,7 +197,7 @@ def emulate(
     kernel: Kernel, shapes: Shapes, q: Tensor, k: Tensor, v: Tensor, captures: Mapping[str, Tensor], scale: float
 ) -> tuple[Tensor, Tensor]:
     """A call on CPU tensors. Warns before it starts where it will take long."""
-    if _is_empty(shapes):
+    if is_empty(shapes):
         return run(kernel, q, k, v, captures, scale)
     seconds = emulation_seconds(kernel.variant, shapes, q.size(3) + v.size(3), captures)
     with _emulating(kernel.variant, shapes, seconds):
@@ -261,7 +283,7 @@ def _backward(
     tensors = dict(zip(("q", "k", "v", *known.names), (q, k, v, *captures), strict=True))
     wanted = [name for name, n in zip(tensors, needed, strict=True) if n]
     shapes = known.check(q, k, v, captures)
-    if _is_empty(shapes):
+    if is_empty(shapes):
         return [_gradient_like(name, tensors[name]).zero_() for name in wanted]
     if dout is None:
         dout = q.new_zeros(()).expand(out.shape)

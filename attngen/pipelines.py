@@ -121,15 +121,16 @@ def stages(variant: Variant, signature: Signature, target: Target, config: Confi
 
 def hopper_stages(
     variant: Variant, signature: Signature, target: Target, config: HopperConfig,
-    graph: tuple[Stage, ...] | None = None,
+    graph: tuple[Stage, ...] | None = None, explained: bool = True,
 ) -> Iterator[Stage]:  # fmt: skip
-    """The pipeline of targets with warpgroup products and a copy engine."""
+    """The pipeline of targets with warpgroup products and a copy engine. `explained`: with the reasons of its
+    decisions, which a candidate among many does without."""
     above = tuple(tile_levels(variant, signature, config, graph))
     yield from above
     program = above[-1].level
     assert isinstance(program, Program)
     # which op runs in which step, then how many copies that keeps alive, then what orders the roles, then addresses
-    plan = hopper.stage(program, target, hopper.output_pieces(config, signature, target), ())
+    plan = hopper.stage(program, target, hopper.output_pieces(config, signature, target))
     yield Stage("stage", plan)
     plan = hopper.expand(plan, config.slots)
     yield Stage("expand", plan)
@@ -139,6 +140,8 @@ def hopper_stages(
     yield Stage("allocate", plan)
     plan = add_visit_table(plan, program)
     yield Stage("visit_table", plan)
+    if explained:  # last: the model reads the finished schedule
+        yield Stage("reasons", hopper.reasons(plan, program, signature, target))
 
 
 def derive(variant: Variant, signature: Signature, target: Target, config: AnyConfig | None = None) -> Levels:
@@ -174,9 +177,9 @@ def _levels(variant: Variant, signature: Signature, target: Target, config: AnyC
 
 
 @cache
-def _ranked(key: str, variant: Variant, signature: Signature, target: Target) -> tuple[AnyConfig, ...]:
-    if not target.has(Feature.WGMMA):
-        return candidates(variant, signature, target)
+def _candidates(
+    key: str, variant: Variant, signature: Signature, target: Target
+) -> tuple[hopper.Candidate, ...]:
     graph = tuple(graph_levels(variant))
     last = graph[-1].level
     assert isinstance(last, Graph)
@@ -187,15 +190,22 @@ def _ranked(key: str, variant: Variant, signature: Signature, target: Target) ->
     plain = not (isinstance(mask, Mask) and isinstance(last[mask.x], Map))
 
     def build(config: HopperConfig) -> Kernel:
-        plan = list(hopper_stages(variant, signature, target, config, graph))[-1].level
+        plan = list(hopper_stages(variant, signature, target, config, graph, explained=False))[-1].level
         assert isinstance(plan, Schedule)
         return plan.kernels[-1]
 
-    found = [c.config for c in hopper.ranked(signature, target, policies(fold, plain), build)]
-    measured = tuned.lookup(variant, signature, target)
-    return tuple(dict.fromkeys([measured, *found] if measured is not None else found))
+    return hopper.ranked(signature, target, policies(fold, plain), build)
+
+
+def judged(variant: Variant, signature: Signature, target: Target) -> tuple[hopper.Candidate, ...]:
+    """What the machine model says of each configuration of a target that has one, best first."""
+    return _candidates(variant.variant_key(), variant, signature, target) if target.has(Feature.WGMMA) else ()
 
 
 def ranked(variant: Variant, signature: Signature, target: Target) -> tuple[AnyConfig, ...]:
-    """Configurations of the target, best first."""
-    return _ranked(variant.variant_key(), variant, signature, target)
+    """Configurations of the target, best first: what was measured before what is modelled."""
+    if not target.has(Feature.WGMMA):
+        return candidates(variant, signature, target)
+    found = [c.config for c in judged(variant, signature, target)]
+    measured = tuned.lookup(variant, signature, target)
+    return tuple(dict.fromkeys([measured, *found] if measured is not None else found))

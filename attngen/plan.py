@@ -97,7 +97,7 @@ def plan(
     """Compiles and loads what the call needs. No size may be 0."""
     index = q.device.index
     with Progress() as progress:
-        arch = device_arch(kernel, index)
+        arch = device_arch(kernel.target, index)
         progress.step(f"compiling {kernel.variant.description} for {arch}")
         chosen = settled(kernel, arch)
         scalars = scalars_of(q, k, scale)

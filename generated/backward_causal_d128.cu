@@ -584,16 +584,19 @@ extern "C" __global__ void __launch_bounds__(256, 1) attn_bwd_keys(const __grid_
     }
     // S11 red_add dst=dq_sum src=rdQ_sum heads=q row={m * 32} limit={seqlen_q} mode=reduce_add
     {
-      const int i0 = (m * 32) + warp % 2 * 16 + lane / 4;
-      float* to = p.dq_sum + (i64)b * p.dq_sum_s0 + (i64)h * p.dq_sum_s1 + i0 * p.dq_sum_s2 + warp / 2 * 32 + 2 * quad;
+      const u32 at_lane = opaque_u32(lane);
+      const i64 stride = opaque_s64(p.dq_sum_s2);
+      const bool upper = at_lane < 16;
+      const int i0 = (m * 32) + warp % 2 * 16 + (int)(at_lane / 4 % 4);
+      float* to = p.dq_sum + (i64)b * p.dq_sum_s0 + (i64)h * p.dq_sum_s1 + i0 * stride + warp / 2 * 32 + at_lane % 4 * 2 + at_lane / 16;
       _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
-        if (i0 + 8 * ri < p.seqlen_q) {
-          _Pragma("unroll") for (int ci = 0; ci < 4; ++ci) {
-            red_add_f32(to + 8 * ci, rdQ_sum[(ri / 2 * 4 + ci) * 4 + ri % 2 * 2]);
-            red_add_f32(to + 8 * ci + 1, rdQ_sum[(ri / 2 * 4 + ci) * 4 + ri % 2 * 2 + 1]);
-          }
+        _Pragma("unroll") for (int ci = 0; ci < 4; ++ci) {
+          const int at = (ri / 2 * 4 + ci) * 4 + ri % 2 * 2;
+          const float other = shfl_xor_f32(upper ? rdQ_sum[at + 1] : rdQ_sum[at], 16);
+          if (i0 + 8 * ri < p.seqlen_q) red_add_f32(to + 8 * ci, upper ? rdQ_sum[at] : other);
+          if (i0 + 8 * ri + 4 < p.seqlen_q) red_add_f32(to + 4 * stride + 8 * ci, upper ? other : rdQ_sum[at + 1]);
         }
-        to += 8 * p.dq_sum_s2;
+        to += 8 * stride;
       }
     }
     ++t;

@@ -59,7 +59,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(launch, "library", lambda: driver)
     monkeypatch.setattr(launch, "current_stream", lambda index: STREAM)
     monkeypatch.setattr(plan, "device_facts", lambda index: SimpleNamespace(sm_count=132))
-    monkeypatch.setattr(plan, "device_arch", lambda module, index: "sm_80")
+    monkeypatch.setattr(plan, "device_arch", lambda target, index: "sm_80")
     monkeypatch.setattr(plan, "settled", lambda module, arch: module)
     monkeypatch.setattr(plan, "load", load)
     monkeypatch.setattr(kernel.Kernel, "artifact", lambda self, arch: self)

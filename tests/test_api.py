@@ -14,7 +14,7 @@ from support import Truth, causal_grid, check, qkv
 
 import attngen
 from attngen import env, ops
-from attngen.config import Config
+from attngen.config import AnyConfig, Config
 from attngen.errors import EmulationWarning, SignatureError, SpecError
 from attngen.reads import reads
 from attngen.runtime import cache
@@ -27,6 +27,7 @@ NUMBER = 3
 def test_public_names() -> None:
     expected = "attention compile precompile Attention causal sliding_window window prefix_lm document full alibi"
     expected += " softcap bias exp log tanh sigmoid sqrt abs where minimum maximum floor merge errors __version__"
+    expected += " Config HopperConfig FoldPolicy"
     assert sorted(attngen.__all__) == sorted(expected.split())
     assert [n for n in attngen.__all__ if getattr(attngen, n, None) is None] == []
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
@@ -199,6 +200,23 @@ def test_compile_with_a_config() -> None:
     check(*kernel(q, k, v), Truth(causal_grid(65, 65)), q, k, v)
     ran = ops.entry(kernel._key)
     assert ran.config == config
+
+
+@pytest.mark.parametrize(
+    ("target", "config", "words"),
+    [
+        ("sm80", attngen.HopperConfig(2, 64), r"is not for target='sm80'. Allowed there: attngen.Config\("),
+        ("sm90", attngen.Config(64, 32, 4), r"is not for target='sm90'. Allowed there: attngen.HopperConfig\("),
+    ],
+)
+def test_a_config_of_another_target(target: str, config: AnyConfig, words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        attngen.compile(SPEC, head_dim=64, target=target, config=config)
+
+
+def test_turns_need_two_warpgroups() -> None:
+    with pytest.raises(SignatureError, match="turns=True with warpgroups=1: one takes no turns"):
+        attngen.HopperConfig(1, 64)
 
 
 def test_resources() -> None:

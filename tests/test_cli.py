@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import subprocess
@@ -17,8 +18,8 @@ from attngen import expr as ex
 from attngen.cli import COMMANDS, main, parser
 from attngen.cli.request import SAMPLE_SHAPES, Samples, parse_config
 from attngen.cli.syntax import parse_mask, parse_scores
-from attngen.config import Config
-from attngen.errors import MissingToolError, SpecError
+from attngen.config import Config, FoldPolicy, HopperConfig, read
+from attngen.errors import MissingToolError, SignatureError, SpecError
 from attngen.evaluate import evaluate
 from attngen.ir.schedule import Schedule
 from attngen.progress import Progress
@@ -151,8 +152,24 @@ def test_sample_tensors() -> None:
 def test_configurations() -> None:
     assert parse_config("m128n64w4s2c2") == Config(128, 64, 4, 2, 2)
     assert parse_config("m64n32w4") == Config(64, 32, 4, 1, 1)
+    assert parse_config("m128n128g2 s4 conditional order 1+0 turns") == HopperConfig(
+        2, 128, 4, FoldPolicy.CONDITIONAL, issue=(1, 0)
+    )
+    assert parse_config("m128n64g2") == HopperConfig(2, 64, turns=False)
     with pytest.raises(SpecError, match="m128n64w4 with s1"):
         parse_config("128x64")
+    with pytest.raises(SpecError, match=r"has m128. Allowed for g3: m192"):
+        parse_config("m128n64g3 s2")
+    with pytest.raises(SignatureError, match="not an order of the 3 contractions"):
+        parse_config("m128n64g2 order 01+1")
+
+
+def test_configurations_are_read_as_they_are_printed() -> None:
+    for groups, policy, issue in itertools.product((1, 2, 3), FoldPolicy, ((0, 1), (1, 0))):
+        config = HopperConfig(groups, 64, 2, policy, issue=issue, turns=groups > 1)
+        assert parse_config(str(config)) == config
+    for given in (Config(128, 64, 4, 2, 2), Config(64, 32, 4)):
+        assert parse_config(str(given)) == given
 
 
 # ---- commands ------------------------------------------------------------------------------------------------------
@@ -197,6 +214,16 @@ def test_generate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     schedule = Schedule.parse((tmp_path / f"{name}.schedule").read_text())
     assert {"sink", "lse"} <= {t.name for t in schedule.kernels[0].tensors}
     assert entry["variant"]["score"] == "30.0 * tanh(score / 30.0)"
+
+
+def test_generate_for_hopper(tmp_path: Path) -> None:
+    config = "m128n64g2 s2 conditional order 01+ turns"
+    arguments = ["--mask", "causal", "--head-dim", "64", "--target", "sm90", "--config", config, "--name", "x"]
+    assert main(["generate", *arguments, "-o", str(tmp_path)]) == 0
+    made = json.loads((tmp_path / "x.json").read_text())["config"]
+    assert read(made) == parse_config(config)
+    assert made["policy"] == "conditional"
+    assert Schedule.parse((tmp_path / "x.schedule").read_text()).target == "sm90"
 
 
 def test_generate_is_quick(tmp_path: Path) -> None:

@@ -108,7 +108,9 @@ def test_gradients_are_those_of_torch(e: Expr, x: float, y: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "e", [make(op, X) for op in (Op.EXP2, Op.LOG2, Op.RCP)] + [make(Op.FMA, X, Y, X), make(Op.MOD, X, const(0.7))]
+    "e",
+    [make(op, X) for op in (Op.EXP2, Op.LOG2, Op.RCP, Op.TANH_APPROX)]
+    + [make(Op.FMA, X, Y, X), make(Op.MOD, X, const(0.7))],
 )
 def test_gradients_are_finite_differences(e: Expr) -> None:
     x, y, step = 1.3, -0.4, 1e-6

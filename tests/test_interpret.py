@@ -15,6 +15,7 @@ from attngen.config import Config
 from attngen.ir.graph import Graph
 from attngen.ir.interpret import ProgramRun, Visited, run_graph, run_program
 from attngen.ir.program import Program
+from attngen.layout import Swizzle
 from attngen.passes.place import place
 from attngen.passes.ranges import VisitSource, ranges
 from attngen.passes.simplify import simplify
@@ -45,7 +46,7 @@ def graph_at(stage: str, spec: Attention) -> Graph:
 def program_at(stage: str, spec: Attention, tensors: tuple[Tensor, Tensor, Tensor]) -> Program:
     visit = ranges(spec.variant.mask, CONFIG.block_n)
     program = tile(graph_at("units", spec), spec.variant, signature_of(*tensors), CONFIG, visit)
-    return program if stage == "tile" else place(program)
+    return program if stage == "tile" else place(program, Swizzle.XOR)
 
 
 def made(name: str, sq: int, sk: int) -> tuple[Case, tuple[Tensor, Tensor, Tensor]]:

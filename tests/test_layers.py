@@ -29,9 +29,9 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("pipeline", ("tuned", "pipelines", "backward_pipeline", "ir.interpret")),
     ("text", ("params", "cprint", "render", "lowering", "lower", "predict")),
     ("machines", ("runtime", "emulator")),
-    ("kernels", ("tensormap", "worktable", "arguments", "kernel", "execute", "plan", "gradient")),
-    ("instruments", ("files", "golden", "trial", "gradient_trial", "commute", "faults", "doctor")),
-    ("operators", ("reads", "dispatch", "ops", "merge", "prepare", "described", "api", "compat")),
+    ("kernels", ("tensormap", "worktable", "arguments", "kernel", "measured", "execute", "plan", "gradient")),
+    ("instruments", ("files", "golden", "trial", "gradient_trial", "commute", "faults", "doctor", "bench.timing")),
+    ("operators", ("reads", "dispatch", "ops", "tune", "merge", "prepare", "described", "api", "compat")),
     ("reports", ("draw", "bench")),
     ("command line", ("cli", "__main__")),
 )

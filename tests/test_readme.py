@@ -86,7 +86,7 @@ def test_links_and_paths_exist(page: Path) -> None:
 def test_commands_exist() -> None:
     """Every `attngen COMMAND` of the README is one, and its options are."""
     shown = re.findall(r"^ {4}attngen (\w+) *([^#\n]*)", (ROOT / "README.md").read_text(), re.MULTILINE)
-    assert {command for command, _ in shown} == {"generate", "explain", "verify", "lower", "bench", "doctor"}
+    assert {command for command, _ in shown} == {"generate", "explain", "verify", "lower", "tune", "bench", "doctor"}
     for command, rest in shown:
         run = [sys.executable, "-m", "attngen", command, "--help"]
         help_text = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout

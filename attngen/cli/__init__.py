@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 
 from attngen import __version__
-from attngen.cli import bench, doctor, explain, generate, lower, verify
+from attngen.cli import bench, doctor, explain, generate, lower, tune, verify
 from attngen.errors import AttngenError
 
-COMMANDS = (generate, lower, explain, verify, bench, doctor)
+COMMANDS = (generate, lower, explain, verify, tune, bench, doctor)
 
 
 def parser() -> argparse.ArgumentParser:

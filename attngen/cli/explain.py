@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from attngen.cli.request import Request
     from attngen.config import AnyConfig
     from attngen.kernel import Kernel
+    from attngen.measured import Machine
+    from attngen.passes.hopper import Candidate
 
 
 def register(commands: Commands) -> None:
@@ -42,7 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     from attngen.kernel import settled
 
     request = request_of(arguments)
-    kernel = request.kernel()
+    on = machine_here()
+    kernel = request.kernel(on)
     resources = ["not compiled (--no-compile)"]
     if not arguments.no_compile:
         with Progress() as progress:
@@ -57,12 +60,21 @@ def run(arguments: argparse.Namespace) -> int:
             path.write_text(text, encoding="utf-8")
             print(path)
         return 0
-    for title, lines in sections(kernel, resources):
+    for title, lines in sections(kernel, resources, on):
         print(f"== {title}")
         print("\n".join(lines) + "\n")
     if arguments.source:
         print(f"== source\n{kernel.source.text}")
     return 0
+
+
+def machine_here() -> Machine | None:
+    """What measurements of this machine are for; None without a GPU."""
+    import torch
+
+    from attngen.measured import machine
+
+    return machine(torch.cuda.current_device()) if torch.cuda.is_available() else None
 
 
 def drawings(request: Request, kernel: Kernel, arguments: argparse.Namespace) -> Iterator[tuple[Path, str]]:
@@ -80,8 +92,11 @@ def drawings(request: Request, kernel: Kernel, arguments: argparse.Namespace) ->
         yield arguments.svg, svg_file(picture(drawn))
 
 
-def sections(kernel: Kernel, resources: list[str]) -> Iterator[tuple[str, list[str]]]:
+def sections(kernel: Kernel, resources: list[str], on: Machine | None) -> Iterator[tuple[str, list[str]]]:
+    from attngen.measured import origin
+
     variant = kernel.variant
+    source = origin(variant, kernel.signature, kernel.target, kernel.config, on)
     yield (
         "variant",
         [
@@ -91,6 +106,7 @@ def sections(kernel: Kernel, resources: list[str]) -> Iterator[tuple[str, list[s
             f"signature    {kernel.signature}",
             f"target       {kernel.target.name}",
             f"config       {kernel.config}",
+            f"from         {source}",
         ],
     )
     yield (
@@ -119,21 +135,44 @@ def resource_lines(kernel: Kernel) -> Iterator[str]:
 
 
 def configuration_lines(kernel: Kernel) -> Iterator[str]:
-    """The legal configurations in rank, and why each is not the one."""
+    """The legal configurations in rank, and why each is not the one; then the shapes that do not fit."""
+    from attngen.passes import hopper
+    from attngen.pipelines import judged
     from attngen.pipelines import ranked as ranking
 
     refused = dict(r.split(": ", 1) for r in kernel.rejected)
-    ranked = ranking(kernel.variant, kernel.signature, kernel.target)
+    of = kernel.variant, kernel.signature, kernel.target
+    ranked, candidates = ranking(*of), {c.config: c for c in judged(*of)}
+    width = max(len(str(c)) for c in ranked)
+    least = min((c.cost for c in candidates.values()), default=1.0)
+    if candidates:
+        yield (
+            f"estimates of the machine model: simulated cycles of an item of {hopper.ITEM_KEYS} keys, for a row and "
+            "key, above the least; what was measured goes first"
+        )
     if kernel.config not in ranked:
         yield f"{kernel.config}  given by the caller"
     for at, config in enumerate(ranked, 1):
+        said = []
         if config == kernel.config:
-            reason = "chosen"
+            said.append("chosen")
         elif str(config) in refused:
-            reason = "refused by the build gate: " + "; ".join(refused[str(config)].splitlines())
-        else:
-            reason = "behind: " + ("; ".join(drawbacks(config, kernel)) or "equal by the rules")
-        yield f"{at:>3}. {config!s:<22} {reason}"
+            said.append("refused by the build gate: " + "; ".join(refused[str(config)].splitlines()))
+        elif not candidates:
+            said.append("behind: " + ("; ".join(drawbacks(config, kernel)) or "equal by the rules"))
+        if config in candidates:
+            said.append(estimated(candidates[config], least))
+        yield f"{at:>3}. {config!s:<{width}}  {'; '.join(said) or 'not among what the model ranks'}"
+    for shape, limit in hopper.excluded(kernel.signature, kernel.target) if candidates else ():
+        yield f"     {shape}: does not fit: {limit}"
+
+
+def estimated(candidate: Candidate, least: float) -> str:
+    """What the model says of a candidate."""
+    e = candidate.estimate
+    binds = "order of the streams" if e.binding == "stream" else e.binding
+    behind = f"+{100 * (candidate.cost / least - 1):.1f} %"
+    return f"estimate {behind}: {e.step:.0f} cycles a step, tensor {100 * e.tensor:.0f} %, what binds: {binds}"
 
 
 def drawbacks(config: AnyConfig, kernel: Kernel) -> Iterator[str]:
@@ -141,8 +180,8 @@ def drawbacks(config: AnyConfig, kernel: Kernel) -> Iterator[str]:
     from attngen.config import Config
     from attngen.passes.choose import budget, padded
 
-    if not isinstance(config, Config) or not isinstance(kernel.config, Config):
-        return
+    assert isinstance(config, Config)
+    assert isinstance(kernel.config, Config)
     best, allowed = kernel.config, budget(kernel.variant)
     registers = config.warp_rows // 16 * (padded(kernel.signature.head_dim_v) + config.block_n) // 2
     if registers > allowed:

@@ -51,12 +51,13 @@ def variant_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--head-dim-v", type=int, metavar="N", help="of v and the output (default: as --head-dim)")
     parser.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16")
     parser.add_argument("--alignment", type=int, choices=(2, 16), default=16, help="of rows, in bytes (default: 16)")
-    parser.add_argument("--target", default="sm80", help="sm80 (default)")
+    parser.add_argument("--target", default="sm80", help="sm80 (default) or sm90")
     parser.add_argument(
         "--config",
         default="",
         metavar="TEXT",
-        help="tile shape such as m128n64w4s1c2: rows, keys, warps, stages, CTAs an SM (default: chosen by rules)",
+        help="as explain prints it: m128n64w4s1c2 (rows, keys, warps, stages, CTAs an SM), or for sm90 "
+        "'m128n128g2 s2 reference order 01+ turns' (default: measured or ranked)",
     )
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from attngen.cli.syntax import MaskMaker, ScoreMaker, names_in, parse_mask, parse_scores
-from attngen.config import Config
+from attngen.config import AnyConfig, Config, FoldPolicy, HopperConfig
 from attngen.errors import SpecError
 from attngen.functions import sigmoid
 from attngen.kernel import Kernel, kernel_for
 from attngen.masks import Mask, causal, document, full, prefix_lm, sliding_window, window
+from attngen.measured import Machine, lookup
 from attngen.scores import Score, alibi, as_score, bias, softcap
 from attngen.signature import IoType, Shapes, Signature
 from attngen.spec import Attention
@@ -22,7 +23,11 @@ from attngen.target import Target, target
 
 SAMPLE_SHAPES = Shapes(B=2, Hq=4, Hkv=2, Sq=128, Sk=128)  # of sample tensors, where no tensors are computed with
 SAMPLE_DOCUMENTS = 4
-_CONFIG = re.compile(r"m(\d+)n(\d+)w(\d+)(?:s(\d+))?(?:c(\d+))?")
+_CONFIG = re.compile(r"m(\d+)n(\d+)w(\d+)(?: ?s(\d+))?(?: ?c(?:tas)?(\d+))?")
+_HOPPER = re.compile(
+    r"m(?P<m>\d+)n(?P<n>\d+)g(?P<groups>\d+)(?: ?s(?P<slots>\d+))?"
+    rf"(?: (?P<policy>{'|'.join(p.value for p in FoldPolicy)}))?(?: order (?P<order>(?:\d\+?)+))?(?P<turns> turns)?"
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Request:
     normalizer: str
     signature: Signature
     target: Target
-    config: Config | None
+    config: AnyConfig | None
 
     @property
     def equal_lengths(self) -> bool:
@@ -55,8 +60,12 @@ class Request:
             normalizer=self.normalizer,
         )
 
-    def kernel(self) -> Kernel:
-        return kernel_for(self.spec().variant, self.signature, self.target, self.config)
+    def kernel(self, on: Machine | None = None) -> Kernel:
+        """`on`: with the configuration that was measured fastest there, as a call takes it."""
+        variant, config = self.spec().variant, self.config
+        if config is None and on is not None:
+            config = lookup(on, variant, self.signature, self.target)
+        return kernel_for(variant, self.signature, self.target, config)
 
 
 @dataclass(frozen=True)
@@ -111,12 +120,36 @@ def request_of(arguments: argparse.Namespace) -> Request:
     )  # fmt: skip
 
 
-def parse_config(text: str) -> Config:
-    """`m128n64w4s1c2`: rows, keys, warps, and if given stages and CTAs an SM."""
-    found = _CONFIG.fullmatch(text)
-    if not found:
+def parse_config(text: str) -> AnyConfig:
+    """A configuration as `explain` prints it. `m128n64w4 s1 ctas2`: rows, keys, warps, stages, CTAs an SM.
+    `m128n128g2 s2 anticipated order 01+ turns`: rows, keys, warpgroups, slots, policy of the fold, the products of a
+    step in their order (`+`: of the tile before), turns on the tensor cores."""
+    words = " ".join(text.split())
+    if found := _CONFIG.fullmatch(words):
+        return Config(*(int(x) if x else 1 for x in found.groups()))
+    if found := _HOPPER.fullmatch(words):
+        return _hopper(text, found)
+    raise SpecError(
+        f"--config: {text!r} is not understood. Allowed: as `attngen explain` prints one, m128n64w4 with s1 (stages) "
+        "and c2 (CTAs an SM) behind it, or 'm128n128g2 s2 reference order 01+ turns'"
+    )
+
+
+def _hopper(text: str, found: re.Match[str]) -> HopperConfig:
+    """What is left out behind the tile is as in `HopperConfig`, but turns are taken only where the text says so."""
+    config = HopperConfig(int(found["groups"]), int(found["n"]), turns=found["turns"] is not None)
+    if config.block_m != int(found["m"]):
         raise SpecError(
-            f"--config: {text!r} is not understood. Allowed: m128n64w4 with s1 (stages), c2 (CTAs an SM) behind it"
+            f"--config: {text!r} has m{found['m']}. Allowed for g{config.warpgroups}: m{config.block_m}, 64 rows for "
+            "each warpgroup"
         )
-    m, n, w, s, c = (int(x) if x else 1 for x in found.groups())
-    return Config(m, n, w, s, c)
+    if found["slots"]:
+        config = replace(config, slots=int(found["slots"]))
+    if found["policy"]:
+        config = replace(config, policy=FoldPolicy(found["policy"]))
+    if found["order"]:
+        products = re.findall(r"(\d)(\+?)", found["order"])
+        issue = tuple(int(n) for n, _ in products)
+        later = {int(n) for n, plus in products if plus}
+        config = replace(config, issue=issue, stages=tuple(int(n in later) for n in range(len(issue))))
+    return config

@@ -1,19 +1,20 @@
-"""Configurations that were measured fastest among the machine model's first.
+"""Configurations that were measured fastest among the first in rank, and how a table of them is written.
 
 What decides is the score, the head dims and the type; masks change how many tiles there are, not what a tile costs. The
-model's ranking follows behind, for a compiler that refuses the first."""
+model's ranking follows behind, for a compiler that refuses the first. The tables here come with the package; one of a
+machine's own measurements has the same form (attngen.measured)."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attngen.config import FoldPolicy, HopperConfig
+from attngen.config import AnyConfig, read, written
 from attngen.expr import SCORE
 from attngen.exprtext import show
 from attngen.signature import Signature
@@ -21,6 +22,40 @@ from attngen.spec import Normalizer, Variant
 from attngen.target import Target
 
 FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A configuration and what was measured. `what`: said of it alone; "": as of its table. `results`: numbers by what
+    they are of, in `unit`."""
+
+    config: AnyConfig
+    unit: str
+    results: tuple[tuple[str, float], ...]
+    what: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Entries by key, and what all of them were measured on. `date`: of the last."""
+
+    device: str
+    compiler: str
+    date: str
+    what: str
+    entries: Mapping[str, Entry]
+
+    def say(self, entry: Entry) -> str:
+        """What was measured, where and when."""
+        numbers = ", ".join(f"{name} {value:g}" for name, value in entry.results)
+        where = f"{self.device}, {self.compiler}, {self.date}"
+        return f"{where}: {entry.what or self.what}: {numbers} {UNITS[entry.unit]}"
+
+    def with_entry(self, key: str, entry: Entry) -> Table:
+        return replace(self, entries={**self.entries, key: entry})
+
+
+UNITS = {"tflops": "TFLOP/s", "ms": "ms"}  # by their name in a file
 
 
 def key_of(variant: Variant, signature: Signature) -> str:
@@ -31,24 +66,42 @@ def key_of(variant: Variant, signature: Signature) -> str:
     return f"{word} {signature.head_dim_qk} {signature.head_dim_v}"
 
 
-def written(config: HopperConfig) -> dict[str, Any]:
-    return {**asdict(config), "policy": config.policy.value}
+# ---- as JSON -----------------------------------------------------------------------------------------------------
 
 
-def read(entry: Mapping[str, Any]) -> HopperConfig:
-    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
-    fields["policy"] = FoldPolicy(entry["policy"])
-    return HopperConfig(**fields)
+def table_text(table: Table) -> str:
+    head = {"device": table.device, "compiler": table.compiler, "date": table.date, "what": table.what}
+    return json.dumps({**head, "entries": {k: _written(e) for k, e in table.entries.items()}}, indent=1) + "\n"
+
+
+def table_of(text: str) -> Table:
+    """Raises ValueError, KeyError, TypeError or SignatureError where the text is no table."""
+    found = json.loads(text)
+    entries = {key: _read(entry) for key, entry in found["entries"].items()}
+    return Table(found["device"], found["compiler"], found["date"], found["what"], entries)
+
+
+def _written(entry: Entry) -> dict[str, Any]:
+    said = {"what": entry.what} if entry.what else {}
+    return {"config": written(entry.config), **said, entry.unit: dict(entry.results)}
+
+
+def _read(entry: Mapping[str, Any]) -> Entry:
+    (unit,) = set(entry) & set(UNITS)
+    return Entry(read(entry["config"]), unit, tuple(entry[unit].items()), entry.get("what", ""))
+
+
+# ---- what comes with the package ---------------------------------------------------------------------------------
 
 
 @cache
-def shipped(target: Target) -> Mapping[str, HopperConfig]:
-    """By key; empty for a target without a table."""
+def shipped(target: Target) -> Table | None:
+    """None for a target without a table."""
     path = FOLDER / f"{target.name}.json"
-    if not path.exists():
-        return {}
-    return {key: read(entry["config"]) for key, entry in json.loads(path.read_text())["entries"].items()}
+    return table_of(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
-def lookup(variant: Variant, signature: Signature, target: Target) -> HopperConfig | None:
-    return shipped(target).get(key_of(variant, signature))
+def lookup(variant: Variant, signature: Signature, target: Target) -> AnyConfig | None:
+    table = shipped(target)
+    entry = table.entries.get(key_of(variant, signature)) if table else None
+    return entry.config if entry else None

@@ -29,6 +29,7 @@ ADDRESSES = 24  # registers beside accumulators and A fragments that no kernel d
 ITEM_KEYS = 4096
 BLOCK_N = (48, 64, 80, 96, 112, 128, 144, 160, 176)
 # (stages, issue): a tile's second product beside the next tile's first, behind it or before it; or in its own step
+SLOTS = (4, 2)
 ORDERS = (((0, 1), (0, 1)), ((0, 1), (1, 0)), ((0, 0), (0, 1)))
 TOLD_APART = 0.005  # relative cost
 REORDERED = 4  # shapes whose other orders are tried
@@ -50,43 +51,84 @@ def loaded_bytes(config: HopperConfig, signature: Signature) -> int:
     )
 
 
+def staging_room(config: HopperConfig, signature: Signature, target: Target) -> int:
+    """Bytes that copied tiles and barriers leave for the output."""
+    return target.smem_per_cta - BASE - BARRIERS - loaded_bytes(config, signature)
+
+
+def staging(config: HopperConfig, signature: Signature) -> list[tuple[int, int]]:
+    """(pieces, bytes): in how many blocks of columns the output may go through a staging buffer."""
+    dv = padded(signature.head_dim_v)
+    legal = [pieces for pieces in (1, 2, 3, 4) if pieces == 1 or dv % (64 * pieces) == 0]
+    return [(pieces, tile_bytes(config.block_m, dv // pieces)) for pieces in legal]
+
+
+def needed_bytes(config: HopperConfig, signature: Signature) -> int:
+    """Shared memory of a CTA, with the smallest staging buffer."""
+    return BASE + BARRIERS + loaded_bytes(config, signature) + min(size for _, size in staging(config, signature))
+
+
 def output_pieces(config: HopperConfig, signature: Signature, target: Target) -> int:
     """In how many blocks of columns the output goes through its staging buffer: as few as shared memory allows."""
-    dv = padded(signature.head_dim_v)
-    free = target.smem_per_cta - BASE - BARRIERS - loaded_bytes(config, signature)
-    for pieces in (1, 2, 3, 4):
-        if (pieces == 1 or dv % (64 * pieces) == 0) and tile_bytes(config.block_m, dv // pieces) <= free:
+    room = staging_room(config, signature, target)
+    for pieces, size in staging(config, signature):
+        if size <= room:
             return pieces
-    raise PassError(f"choose: {config} needs more than {target.smem_per_cta} bytes of shared memory for {signature}")
+    raise PassError(f"choose: {config} for {signature}: {_too_large(config, signature, target)}")
+
+
+def _too_large(config: HopperConfig, signature: Signature, target: Target) -> str:
+    return f"{needed_bytes(config, signature)} bytes of shared memory, more than {target.smem_per_cta}"
+
+
+def fragments(config: HopperConfig, signature: Signature) -> int:
+    """Registers a thread of accumulators and A fragments."""
+    overlapped = config.stages == (0, 1) and config.issue == (0, 1)
+    copies = 2 if overlapped else 1
+    return config.block_n // 2 + padded(signature.head_dim_v) // 2 + copies * config.block_n // 4
+
+
+def excess(config: HopperConfig, signature: Signature, target: Target) -> str | None:
+    """The limit that a configuration exceeds; None: it fits."""
+    used, limit = fragments(config, signature), registers(config, target.regs_per_sm)[1]
+    if ADDRESSES + used >= limit:
+        return f"accumulators, A fragments, addresses take {used} + {ADDRESSES} registers a thread, not below {limit}"
+    if needed_bytes(config, signature) > target.smem_per_cta:
+        return _too_large(config, signature, target)
+    return None
 
 
 def fits(config: HopperConfig, signature: Signature, target: Target) -> bool:
-    """Registers of accumulators and A fragments below those of a thread; shared memory."""
-    overlapped = config.stages == (0, 1) and config.issue == (0, 1)
-    copies = 2 if overlapped else 1
-    fragments = config.block_n // 2 + padded(signature.head_dim_v) // 2 + copies * config.block_n // 4
-    if ADDRESSES + fragments >= registers(config, target.regs_per_sm)[1]:
-        return False
-    try:
-        output_pieces(config, signature, target)
-    except PassError:
-        return False
-    return True
+    return excess(config, signature, target) is None
+
+
+def every_shape(policy: FoldPolicy) -> list[list[HopperConfig]]:
+    """For each shape its configurations in the order of preference. Slots: four where they fit, else two: the loop
+    needs no more phases than that."""
+    return [
+        [
+            HopperConfig(groups, block_n, slots, policy, stages, issue, groups > 1)
+            for (stages, issue), slots in product(ORDERS, SLOTS)
+        ]
+        for groups, block_n in product((1, 2, 3, 4), BLOCK_N)
+    ]
 
 
 def shapes(signature: Signature, target: Target, policy: FoldPolicy) -> list[HopperConfig]:
-    """Legal configurations, one order of products each. Slots: four where they fit, else two: the loop needs no more
-    phases than that."""
-    found = []
-    for groups, block_n in product((1, 2, 3, 4), BLOCK_N):
-        legal = (
-            HopperConfig(groups, block_n, slots, policy, stages, issue, groups > 1)
-            for (stages, issue), slots in product(ORDERS, (4, 2))
-        )
-        config = next((c for c in legal if fits(c, signature, target)), None)
-        if config is not None:
-            found.append(config)
-    return found
+    """Legal configurations, one order of products each."""
+    found = (next((c for c in legal if fits(c, signature, target)), None) for legal in every_shape(policy))
+    return [config for config in found if config is not None]
+
+
+def excluded(signature: Signature, target: Target) -> list[tuple[str, str]]:
+    """Shapes that do not fit in any order, and the limit that the smallest of their configurations exceeds."""
+    result = []
+    for legal in every_shape(FoldPolicy.RUNNING):
+        over = [excess(c, signature, target) for c in legal]
+        if None not in over:
+            smallest = legal[-1]
+            result.append((f"m{smallest.block_m}n{smallest.block_n}g{smallest.warpgroups}", str(over[-1])))
+    return result
 
 
 def reordered(config: HopperConfig, signature: Signature, target: Target) -> list[HopperConfig]:

@@ -44,7 +44,6 @@ from attngen.ir.schedule import (
     Barrier,
     Block,
     Buffer,
-    Fact,
     Guard,
     Item,
     Kernel,
@@ -300,7 +299,7 @@ def order_of(program: Program) -> Order:
     return Order.LONGEST_FIRST if known else Order.ASCENDING
 
 
-def stage(program: Program, target: Target, pieces: int, facts: tuple[Fact, ...]) -> Schedule:
+def stage(program: Program, target: Target, pieces: int) -> Schedule:
     """`pieces`: the output leaves in as many blocks of columns, each through the same staging buffer."""
     s = Stager(program, pieces)
     config, body = s.config, s.body()
@@ -322,5 +321,5 @@ def stage(program: Program, target: Target, pieces: int, facts: tuple[Fact, ...]
     )  # fmt: skip
     return Schedule(
         name=program.name, target=target.name, kernels=(kernel,), workspaces=program.workspaces,
-        head_dim_qk=program.head_dim_qk, head_dim_v=program.head_dim_v, facts=(*facts, *program.facts),
+        head_dim_qk=program.head_dim_qk, head_dim_v=program.head_dim_v, facts=program.facts,
     )  # fmt: skip
