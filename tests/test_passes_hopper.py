@@ -34,7 +34,7 @@ from attngen.expr import DType, Expr, Op, const, substitute, var
 from attngen.exprtext import show
 from attngen.fold import fold
 from attngen.functions import sigmoid
-from attngen.ir.ops import Map, Reduce, Ref, Retire, StFrag, TmaStore, Vote, Wgmma
+from attngen.ir.ops import Fill, Map, Reduce, Ref, Retire, StFrag, TmaStore, Vote, Wgmma
 from attngen.ir.ops import Op as AnyOp
 from attngen.ir.schedule import Guard, Kernel, Order, Schedule, Step, Tiles, ops_of
 from attngen.passes.hopper.expand import copies_of
@@ -284,6 +284,19 @@ def test_retire_points(order: Any, retired: dict[str, str], copies: int) -> None
     expanded = level("expand", config=config, d=64).kernels[0]
     (weights,) = (v for v in role(expanded, "math").values if v.name == "rP")
     assert (weights.copies, loop(expanded).unroll) == (copies, 2)
+
+
+def test_products_retire_before_their_operands_are_overwritten() -> None:
+    """Registers that a product in flight reads, and its accumulator; other ops may run beside it."""
+    weights, scores, out = Ref(name="rP"), Ref(name="rS"), Ref(name="rO")
+    product = Wgmma(id="1", d=out, a=weights, b=Ref(name="sV"), group="g")
+    fill = [Fill(id="2", dst=dst, value=const(0.0)) for dst in (scores, weights, out)]
+    assert fly([product, fill[0], fill[1]]).retired == {0: 2}
+    assert fly([product, fill[0], fill[2]]).retired == {0: 2}
+    assert fly([product, fill[0]]).retired == {0: 2}  # at the end
+    again = Wgmma(id="3", d=out, a=Ref(name="sQ"), b=Ref(name="sV"), group="g")
+    assert fly([product, again, fill[1]]).retired == {0: 2, 1: 3}
+    assert fly([product, dataclasses.replace(again, zero=True)]).retired == {0: 1, 1: 2}
 
 
 def test_running_corrects_before_it_makes_weights() -> None:

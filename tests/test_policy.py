@@ -260,6 +260,21 @@ def test_sinks_of_any_size(policy: FoldPolicy) -> None:
     equal(run(spec, policy, tensors).outputs, truth, tensors)
 
 
+@pytest.mark.parametrize("policy", FoldPolicy, ids=lambda p: p.value)
+@pytest.mark.parametrize("at", [1, 40, 69])
+def test_scores_that_are_no_numbers_stay_in_their_row(at: int, policy: FoldPolicy) -> None:
+    """NaN or +inf in a visible score is NaN in its row, wherever its tile is; the rows beside it have none of it."""
+    table = torch.zeros(20, 70)
+    table[3, at], table[11, at] = float("nan"), float("inf")
+    spec = Attention(score=lambda s, b, h, i, j: s + table[i, j])
+    tensors = qkv(b=1, h=1, sq=20, sk=70, d=16, std=2.0)
+    got = run(spec, policy, tensors).outputs["out"][0, 0]
+    want, _ = Truth()(*tensors, torch.float64)
+    others = torch.tensor([n not in (3, 11) for n in range(20)])
+    assert got[~others].isnan().all()
+    torch.testing.assert_close(got[others], want[0, 0][others], rtol=0, atol=1e-10)
+
+
 # ---- which policies there are ----------------------------------------------------------------------------------------
 
 
