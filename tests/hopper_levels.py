@@ -20,7 +20,7 @@ CONFIG = HopperConfig(2, 128, 2, FoldPolicy.REFERENCE)
 
 @cache
 def stages(spec: Attention, config: HopperConfig = CONFIG, d: int = 128, dv: int = 0) -> tuple[Stage, ...]:
-    return tuple(hopper_stages(spec.variant, Signature(IoType.BF16, d, dv or d), SM90, config))
+    return tuple(hopper_stages(spec.variant, Signature(IoType.BF16, d, dv or d), SM90, config, explained=False))
 
 
 def level(name: str, spec: Attention = CAUSAL, config: HopperConfig = CONFIG, d: int = 128) -> Any:

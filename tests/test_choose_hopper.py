@@ -59,7 +59,7 @@ def ranked(spec: Attention, d: int, table: Rates, chip: Target) -> tuple[Candida
     plain = not (isinstance(mask, Mask) and isinstance(graph[mask.x], Map))
 
     def build(config: HopperConfig) -> Kernel:
-        plan = list(hopper_stages(spec.variant, signature, chip, config, above))[-1].level
+        plan = list(hopper_stages(spec.variant, signature, chip, config, above, explained=False))[-1].level
         assert isinstance(plan, Schedule)
         return plan.kernels[-1]
 

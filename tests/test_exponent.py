@@ -193,7 +193,8 @@ def test_column_steps_have_the_value_of_the_index(name: str) -> None:
 
 def kernel_of(spec: Attention) -> Kernel:
     config = HopperConfig(2, 64, 2, FoldPolicy.CONDITIONAL)
-    last = list(hopper_stages(spec.variant, Signature(IoType.BF16, 64, 64), target("sm90"), config))[-1].level
+    signature = Signature(IoType.BF16, 64, 64)
+    last = list(hopper_stages(spec.variant, signature, target("sm90"), config, explained=False))[-1].level
     assert isinstance(last, Schedule)
     return last.kernels[-1]
 

@@ -338,7 +338,7 @@ def test_products_in_one_group_share_a_retire() -> None:
 def test_stages_that_cannot_be() -> None:
     """The second product reads what the first made: it is in no earlier stage."""
     with pytest.raises(PassError, match="rO is made in stage 0 from what stage 1 makes"):
-        list(hopper_stages(CAUSAL.variant, Signature(IoType.BF16, 64, 64), SM90, HopperConfig(1, 64, stages=(1, 0))))
+        list(hopper_stages(CAUSAL.variant, Signature(IoType.BF16, 64, 64), SM90, HopperConfig(2, 64, stages=(1, 0))))
 
 
 # ---- folds -----------------------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ class Renaming:
 
 
 def scheduled(program: Program, signature: Signature, config: HopperConfig) -> Schedule:
-    plan = hopper.stage(program, SM90, hopper.output_pieces(config, signature, SM90), ())
+    plan = hopper.stage(program, SM90, hopper.output_pieces(config, signature, SM90))
     return hopper.allocate(hopper.synchronize(hopper.expand(plan, config.slots), config.turns))
 
 

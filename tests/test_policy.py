@@ -55,7 +55,7 @@ def allowed(spec: Attention) -> tuple[FoldPolicy, ...]:
 def program(
     spec: Attention, policy: FoldPolicy, block_n: int = BLOCK, warpgroups: int = 1, signature: Signature = SIGNATURE
 ) -> Program:
-    config = HopperConfig(warpgroups, block_n, policy=policy)
+    config = HopperConfig(warpgroups, block_n, policy=policy, turns=warpgroups > 1)
     placed = list(tile_levels(spec.variant, signature, config))[-1].level
     assert isinstance(placed, Program)
     return placed
