@@ -88,10 +88,11 @@ def split_distances(parts: list[Term], block_n: int) -> list[Term]:
 
 def tile_addresses(e: Expr, block_n: int) -> Expr:
     """Indices of captured tensors that are linear in the key, as the row's part and a multiple of the column within the
-    tile: an element's address is then that of its row and one product."""
+    tile: an element's address is then that of its row and one product. What is read by column alone is left: it is
+    loaded once a column."""
 
     def one(x: Expr) -> Expr | None:
-        if x.op is not Op.LOAD:
+        if x.op is not Op.LOAD or not depends(x, "i"):
             return None
         return load(x.name, tuple(_tile_index(a, block_n) for a in x.args), x.dtype)
 
