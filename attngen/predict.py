@@ -125,6 +125,12 @@ def _bodies(node: Tiles) -> int:
 
 def _count_role(total: _Tally, kernel: Kernel, role: Role) -> None:
     values = {v.name: v for v in role.values}
+    # what a guard computes once more, the compiler may still have from the step before it
+    before = frozenset(
+        node for loop in role.item.body if isinstance(loop, Tiles)
+        for op in loop.step if isinstance(op, o.Map)
+        for s in op.body for node in walk(*s.exprs)
+    )  # fmt: skip
     for op, times, rare in written(role):
         match op:
             case o.Wgmma():
@@ -139,12 +145,7 @@ def _count_role(total: _Tally, kernel: Kernel, role: Role) -> None:
             case o.StFrag() if values[op.src.name].fragment is not Fragment.OPA:  # else packed already
                 total.add(PACK, exactly(_stored(kernel, values[op.src.name], op) * times))
             case o.Map():
-                part = _Tally()
-                _count_map(part, values, op, times)
-                for mnemonic, bounds in part.counts.items():
-                    # what a guard computes once more, the compiler may still have from before it
-                    shared = rare and mnemonic == SPECIAL
-                    total.add(mnemonic, at_most(bounds.most) if shared else bounds)
+                _count_map(total, values, op, times, before if rare else frozenset())
             case _:
                 pass
     scalars = [(role.item.lets, 1)]
@@ -184,7 +185,7 @@ def _stored(kernel: Kernel, value: Value, op: o.StFrag) -> int:
 def _divisions(kernel: Kernel, role: Role) -> Bounds:
     """Reciprocals of the integer divisions that find batch and head of an item."""
     reads_kv = any(getattr(op, "heads", None) is Heads.KV for op, *_ in written(role))
-    if kernel.work.source is WorkSource.TABLE:
+    if kernel.work.source in (WorkSource.TABLE, WorkSource.DEVICE_TABLE):
         return exactly(int(reads_kv))
     return Bounds(int(reads_kv), 3)
 
@@ -226,7 +227,9 @@ _OF_FRAGMENT = {
 }
 
 
-def _count_map(total: _Tally, values: Mapping[str, Value], op: o.Map, times: int) -> None:
+def _count_map(
+    total: _Tally, values: Mapping[str, Value], op: o.Map, times: int, before: frozenset[Expr]
+) -> None:
     over = values[op.over.name]
     rows, cols = over.rows // 8, over.cols // 4
     row, col = ("i", "j") if over.rows_axis == "M" else ("j", "i")
@@ -237,7 +240,8 @@ def _count_map(total: _Tally, values: Mapping[str, Value], op: o.Map, times: int
         for s in (s for s in op.body if s.scope is scope):
             for node in walk(*s.exprs):
                 if node not in known:
-                    twin = any(_ordered(node) is _ordered(e) for e in known)  # a compiler may share them
+                    # a compiler may share them
+                    twin = node in before or any(_ordered(node) is _ordered(e) for e in known)
                     known.add(node)
                     need = _Needs() if twin else _needs(node, needs)
                     _count_node(total, node, scope, need, rows, cols, times)

@@ -47,7 +47,10 @@ def tile_counts(kernel: Kernel, sizes: Mapping[str, int]) -> tuple[int, ...]:
     env = {integer(name): n for name, n in sizes.items()}
     counts = [value(end, {**env, integer("m"): m}) for m in range(-(-sizes["seqlen_q"] // kernel.work.block_m))]
     if None in counts:
-        raise PassError(f"{kernel.name}: the number of key tiles depends on more than the row tile: order=ascending")
+        raise PassError(
+            f"{kernel.name}: the number of key tiles depends on more than the row tile; use a device table, or "
+            "order=ascending"
+        )
     return tuple(n for n in counts if n is not None)
 
 
