@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attngen import measured, ops, tune
 from attngen.backward_pipeline import Asked, gradient_names
-from attngen.config import AnyConfig
+from attngen.config import AnyConfig, Config, HopperConfig
 from attngen.described import described
 from attngen.errors import SignatureError, SpecError
 from attngen.gradient import BackwardKernel, backward_for
@@ -245,6 +245,11 @@ def compile(
         raise SignatureError(f"dtype={dtype}. Allowed: {', '.join(map(str, types))}")
     signature = Signature(types[dtype], head_dim, head_dim if head_dim_v is None else head_dim_v, alignment)
     on = _target(target)
+    if config is not None and not isinstance(config, (Config, HopperConfig)):
+        raise SignatureError(
+            f"config={config!r}. Allowed: attngen.Config(...) for sm80, attngen.HopperConfig(...) for sm90; the text "
+            "that explain prints is for the command line"
+        )
     if autotune:
         config = _tuned(spec, signature, on, config, shapes)
     elif shapes is not None:

@@ -81,6 +81,16 @@ class HopperConfig:
     turns: bool = True
 
     def __post_init__(self) -> None:
+        for name in ("stages", "issue"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        numbers = (self.warpgroups, self.block_n, self.slots, *self.stages, *self.issue)
+        if not all(type(n) is int for n in numbers):
+            raise SignatureError(f"{numbers}: warpgroups, block_n, slots, stages and issue are made of ints")
+        if not isinstance(self.policy, FoldPolicy):
+            allowed = ", ".join(str(p) for p in FoldPolicy)
+            raise SignatureError(f"policy={self.policy!r}: allowed are {allowed} (attngen.FoldPolicy)")
+        if not isinstance(self.turns, bool):
+            raise SignatureError(f"turns={self.turns!r}: allowed are True and False")
         if not 1 <= self.warpgroups <= 4:
             raise SignatureError(f"warpgroups={self.warpgroups}: allowed are 1 to 4")
         if self.block_n % 16 or not 16 <= self.block_n <= 256:

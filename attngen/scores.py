@@ -124,7 +124,9 @@ def softcap(cap: float, approximate: bool = False) -> Score:
             f"softcap: cap={shown(cap)}. Allowed: a finite number > 0, in float32's range of {low:.3g} to {high:.3g}; "
             "to have no cap, leave softcap out"
         )
-    return shared(Softcap, float(cap), bool(approximate))
+    if not isinstance(approximate, bool):
+        raise SpecError(f"softcap: approximate={shown(approximate)}. Allowed: True or False")
+    return shared(Softcap, float(cap), approximate)
 
 
 def alibi(slopes: torch.Tensor) -> Score:

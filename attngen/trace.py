@@ -113,6 +113,8 @@ class Tracer:
     # ---- what the proxies call -----------------------------------------------------------------------------
 
     def emit(self, op: Op, *args: Expr) -> Scalar:
+        if op in (Op.FLOORDIV, Op.MOD) and args[1].op is Op.CONST and args[1].value == 0:
+            raise self.error("an integer is divided by 0")
         try:
             return self.wrap(ex.make(op, *args))
         except TypeError as e:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from support import Truth, causal_grid, check, qkv
 
 import attngen
 from attngen import env, ops
-from attngen.config import AnyConfig, Config
-from attngen.errors import EmulationWarning, SignatureError, SpecError
+from attngen.config import AnyConfig, Config, HopperConfig
+from attngen.errors import AttngenError, EmulationWarning, SignatureError, SpecError
 from attngen.reads import reads
 from attngen.runtime import cache
 from attngen.signature import Shapes
@@ -296,3 +297,23 @@ def test_reads() -> None:
     assert any(v is table for v in values)
     numbers = {v for v in values if isinstance(v, int)}
     assert {5, 9, 7, 11, NUMBER} <= numbers and 6 not in numbers
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: HopperConfig(2, 96, policy="conditional"), "policy='conditional'.*FoldPolicy.CONDITIONAL"),
+        (lambda: HopperConfig(2, 96.0), "made of ints"),
+        (lambda: HopperConfig(2, 96, turns="yes"), "turns='yes'.*True and False"),
+        (lambda: attngen.compile(Attention(), head_dim=64, config={"block_n": 96}), "config=.*HopperConfig"),
+        (lambda: attngen.softcap(30.0, approximate="no"), "approximate='no'.*True or False"),
+    ],
+)
+def test_what_is_no_configuration_is_a_clear_error(make: Callable[[], object], text: str) -> None:
+    with pytest.raises(AttngenError, match=text):
+        make()
+
+
+def test_a_configuration_takes_lists() -> None:
+    given: Any = [0, 1], [1, 0]
+    assert HopperConfig(2, 96, stages=given[0], issue=given[1]) == HopperConfig(2, 96, stages=(0, 1), issue=(1, 0))

@@ -11,15 +11,18 @@ from attngen.arguments import values_of
 from attngen.config import FoldPolicy, HopperConfig
 from attngen.errors import LaunchError
 from attngen.evaluate import evaluate
+from attngen.execute import run
 from attngen.expr import DType, Expr, I, J, Op, add, const, load, make, mul, sub, substitute, var, walk
 from attngen.exprtext import show
 from attngen.ir.columns import column_step, narrow_strides
 from attngen.ir.graph import Fold, Graph, Map, Mask
 from attngen.ir.ops import Scope, Stmt
 from attngen.ir.schedule import Kernel, Schedule
+from attngen.kernel import kernel_for
 from attngen.passes.exponent import exponent, tile_addresses, with_score
 from attngen.passes.scopes import Scopes, Target
 from attngen.pipelines import graph_levels, hopper_stages
+from attngen.reference import reference as float64
 from attngen.scores import ScoreLike
 from attngen.signature import IoType, Signature
 from attngen.spec import Attention
@@ -155,6 +158,32 @@ def test_no_element_converts_an_index(name: str) -> None:
     """Conversions share the exponentials' unit: they are of rows and columns."""
     _, counts = element(name)
     assert Op.F32 not in counts
+
+
+BIG = torch.tensor([1000000.5, 3000000.0])
+IDS = torch.arange(40, dtype=torch.int32) * 40_000_000
+NEAR = BIG - torch.tensor([0.25, 0.5])
+TOGETHER: dict[str, ScoreLike] = {
+    "scalars": lambda s, b, h, i, j: s + (BIG[h] - NEAR[h]),
+    "a factor": lambda s, b, h, i, j: s - SLOPES[h] * ((i * 1.0 + BIG[h]) - (j * 1.0 + BIG[h])),
+    "integers of a table": lambda s, b, h, i, j: s + (IDS[i] * 1e-9 + IDS[j] * 1e-9),
+    "integers": lambda s, b, h, i, j: s + ((i * 20_000_000) * 1e-9 + (j * 20_000_000) * 1e-9),
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_what_the_user_adds_up_stays_together(name: str) -> None:
+    """Parts that cancel are not added to the reference one by one, nor is a factor given to each; integers are not
+    merged where their sum may leave 32 bits."""
+    spec = Attention(score=TOGETHER[name], return_lse=True)
+    q, k, v = (torch.randn(1, 2, 40, 16).bfloat16() for _ in range(3))
+    kernel = kernel_for(
+        spec.variant, Signature(IoType.BF16, 16, 16), target("sm90"), HopperConfig(1, 32, 2, turns=False)
+    )
+    _, lse = run(kernel, q, k, v, spec.tensors, 0.25)
+    _, want = float64(Attention(score=TOGETHER[name], scale=0.25, return_lse=True), q, k, v)
+    assert want is not None
+    assert torch.allclose(lse.double(), want, atol=1e-3)
 
 
 # ---- addresses -------------------------------------------------------------------------------------------------------

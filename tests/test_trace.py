@@ -247,3 +247,9 @@ def test_dtypes() -> None:
 def test_numpy_numbers_are_constants() -> None:
     np = pytest.importorskip("numpy")
     assert score_text(lambda s, b, h, i, j: np.float32(2) * s + np.int64(3)) == "2.0 * score + 3.0"
+
+
+@pytest.mark.parametrize("mask", [lambda b, h, i, j: (i // 0) == 0, lambda b, h, i, j: (i % 0) == 0])
+def test_a_division_by_zero_is_an_error(mask: object) -> None:
+    with pytest.raises(TraceError, match=r"divided by 0[\s\S]*test_trace.py"):
+        _ = Attention(mask=mask).variant  # type: ignore[arg-type]

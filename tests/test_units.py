@@ -33,7 +33,10 @@ SCORES: dict[str, tuple[ScoreLike, bool]] = {  # and whether log2 units hold it
     "finfo.min": (lambda s, b, h, i, j: where(j % 3 == 0, LOWEST, s), False),
     "table": (bias(TABLE), False),
     "table of distances": (lambda s, b, h, i, j: s + TABLE[h, i - j + 30], False),
-    "of the head": (lambda s, b, h, i, j: s + SLOPES[h], True),
+    "added by head": (lambda s, b, h, i, j: s + SLOPES[h], False),  # may be finfo.min for all keys of a row
+    "times a number of the head": (lambda s, b, h, i, j: s * SLOPES[h], True),
+    "product of constants": (lambda s, b, h, i, j: where(i % 3 == 1, s, -1e20) * 1e8 * 3e8, False),
+    "small divisor": (lambda s, b, h, i, j: s - 1.0 / (i * 0.0 + 3e-39), False),
 }  # type: ignore[dict-item]
 
 

@@ -7,14 +7,17 @@ here)."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-
-import networkx as nx
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from attngen.expr import Expr
 from attngen.exprtext import show
 from attngen.ir.ops import Assign, Heads, ReduceKind
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 class Axis(Enum):
@@ -176,17 +179,24 @@ class Graph:
 
     name: str
     nodes: tuple[Node, ...]
-    edges: nx.DiGraph = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        g = nx.DiGraph()
+        seen: set[str] = set()
         for node in self.nodes:
-            g.add_node(node.id)
             for operand in node.operands():
-                if operand not in g:
+                if operand not in seen:
                     raise ValueError(f"{node.id} reads {operand}, which is not defined before it")
-                g.add_edge(operand, node.id)
-        object.__setattr__(self, "edges", g)
+            seen.add(node.id)
+
+    @cached_property
+    def edges(self) -> nx.DiGraph:
+        """From operands to what reads them."""
+        import networkx as nx  # a third of a second of a process that may need no more than the order of the nodes
+
+        g = nx.DiGraph()
+        g.add_nodes_from(n.id for n in self.nodes)
+        g.add_edges_from((operand, n.id) for n in self.nodes for operand in n.operands())
+        return g
 
     def __getitem__(self, node_id: str) -> Node:
         for node in self.nodes:
@@ -200,8 +210,9 @@ class Graph:
     def live(self) -> Graph:
         """Without the nodes that no output needs."""
         wanted: set[str] = set()
-        for node in self.of(Output):
-            wanted |= {node.id} | nx.ancestors(self.edges, node.id)
+        for node in reversed(self.nodes):
+            if isinstance(node, Output) or node.id in wanted:
+                wanted |= {node.id, *node.operands()}
         return Graph(self.name, tuple(n for n in self.nodes if n.id in wanted))
 
     def __str__(self) -> str:

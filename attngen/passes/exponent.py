@@ -32,8 +32,8 @@ from attngen.expr import (
 from attngen.ir import columns
 from attngen.ir.ops import Scope
 from attngen.passes.scopes import Scopes
-from attngen.passes.simplify import scaled
-from attngen.sums import Sum, depends, linear
+from attngen.passes.simplify import is_within, scaled
+from attngen.sums import BIG, Sum, depends, linear
 
 COLUMN, TILE = var(columns.COLUMN, DType.I32), var("n", DType.I32)
 
@@ -47,31 +47,60 @@ class Term:
     base: Expr
 
 
-def terms(e: Expr, scopes: Scopes, sign: int = 1, factor: Expr = ONE) -> list[Term]:
-    """`e` as a sum, products with scalars of the item distributed."""
+def terms(e: Expr, logit: Expr, scopes: Scopes, sign: int = 1, factor: Expr = ONE) -> list[Term]:
+    """`e` as a sum. What the user added up without the logit stays one term, in the user's order: its parts may be
+    large and cancel. Distances are exact in any order, and are split, their factor distributed."""
+    whole = not depends(e, logit.name) and not _is_distance(e, scopes)
+    if whole and e.op is not Op.MUL:
+        return [Term(sign, factor, e)]
     if e.op in (Op.ADD, Op.SUB):
         second = -sign if e.op is Op.SUB else sign
-        return [*terms(e.args[0], scopes, sign, factor), *terms(e.args[1], scopes, second, factor)]
+        return [*terms(e.args[0], logit, scopes, sign, factor), *terms(e.args[1], logit, scopes, second, factor)]
     if e.op is Op.NEG:
-        return terms(e.args[0], scopes, -sign, factor)
+        return terms(e.args[0], logit, scopes, -sign, factor)
     if e.op is Op.MUL:
         free = next((k for k in (0, 1) if scopes.scope(e.args[k]) is Scope.ITEM), None)
-        if free is not None:
+        kept = e.args[1 - free] if free is not None else e
+        if free is not None and (_distributes(kept, logit, scopes) if not whole else kept.op not in _SUMS):
             scaled = e.args[free] if factor is ONE else mul(factor, e.args[free])
-            return terms(e.args[1 - free], scopes, sign, scaled)
+            return terms(e.args[1 - free], logit, scopes, sign, scaled)
     return [Term(sign, factor, e)]
+
+
+_SUMS = (Op.ADD, Op.SUB)
+
+
+def _is_distance(e: Expr, scopes: Scopes) -> bool:
+    """Sums of conversions of integers, and their products with scalars of the item."""
+    if e.op in (Op.ADD, Op.SUB):
+        return all(_is_distance(a, scopes) for a in e.args)
+    if e.op is Op.NEG:
+        return _is_distance(e.args[0], scopes)
+    if e.op is Op.MUL:
+        return any(
+            scopes.scope(a) is Scope.ITEM and _is_distance(b, scopes) for a, b in (e.args, reversed(e.args))
+        )
+    return e.op is Op.F32 and e.args[0].dtype is DType.I32
+
+
+def _distributes(e: Expr, logit: Expr, scopes: Scopes) -> bool:
+    """A factor may be given to each part: to distances, and to sums of the logit's own part and constants."""
+    if e.op in (Op.ADD, Op.SUB):
+        return all(a.op is Op.CONST or depends(a, logit.name) for a in e.args) or _is_distance(e, scopes)
+    return True
 
 
 def split_distances(parts: list[Term], block_n: int) -> list[Term]:
     """Conversions of integers that share a factor as one integer, split into the row's and the column's part."""
-    result: list[Term] = []
-    sums: dict[Expr, Sum] = {}
-    for t in parts:
-        if t.base.op is Op.F32 and t.base.args[0].dtype is DType.I32:
-            sums[t.factor] = sums.get(t.factor, Sum()) + linear(t.base.args[0]).times(t.sign)
-        else:
-            result.append(t)
-    for factor, total in sums.items():
+    result = [t for t in parts if not _converted(t)]
+    for factor in dict.fromkeys(t.factor for t in parts if _converted(t)):
+        own = [t for t in parts if _converted(t) and t.factor is factor]
+        total = Sum()
+        for t in own:
+            total += linear(t.base.args[0]).times(t.sign)
+        if not is_within(total.expr(), BIG):  # one integer may overflow where the user's floats do not
+            result += own
+            continue
         slope = dict(total.terms).get(J, 0)
         rest = Sum.of(((x, c) for x, c in total.terms if x is not J), total.constant)
         if any(depends(x, "j") for x, _ in rest.terms):
@@ -84,6 +113,10 @@ def split_distances(parts: list[Term], block_n: int) -> list[Term]:
             sign, size = (1, slope) if slope > 0 else (-1, -slope)
             result.append(Term(sign, factor, to_f32(COLUMN if size == 1 else mul(COLUMN, const(size)))))
     return result
+
+
+def _converted(t: Term) -> bool:
+    return t.base.op is Op.F32 and t.base.args[0].dtype is DType.I32
 
 
 def tile_addresses(e: Expr, block_n: int) -> Expr:
@@ -111,7 +144,7 @@ def _tile_index(index: Expr, block_n: int) -> Expr:
 
 def exponent(score: Expr, reference: Expr | None, logit: Expr, scopes: Scopes, block_n: int) -> Expr:
     """`score - reference`, or the score alone (None)."""
-    parts = split_distances(terms(score, scopes), block_n)
+    parts = split_distances(terms(score, logit, scopes), block_n)
     groups: dict[Scope, list[Term]] = {Scope.ROW: [], Scope.COL: [], Scope.ELEM: []}
     for t in parts:
         scope = scopes.scope(t.base)

@@ -54,9 +54,10 @@ def exp_of(x: Expr) -> Expr:
 
 
 def scaled(e: Expr, c: Expr) -> Expr:
-    """e * c for a positive constant, taken up by what costs nothing: constants and scalars of the item."""
+    """e * c for a positive constant, taken up by what costs nothing: constants and scalars of the item. A sum without
+    the logit is multiplied as a whole: its parts may be large and cancel."""
     match e.op:
-        case Op.ADD | Op.SUB:
+        case Op.ADD | Op.SUB if _has_logit(e):
             return make(e.op, scaled(e.args[0], c), scaled(e.args[1], c))
         case Op.NEG:
             return make(Op.NEG, scaled(e.args[0], c))
@@ -80,6 +81,10 @@ def _product(a: Expr, c: Expr) -> Expr:
     if a.op is Op.MUL and a.args[1].op is Op.CONST:
         return mul(a.args[0], _product(a.args[1], c))
     return mul(a, c)
+
+
+def _has_logit(e: Expr) -> bool:
+    return any(x.op is Op.VAR and x.dtype is DType.F32 and x is not SCALE for x in walk(e))
 
 
 def _varies(e: Expr) -> bool:
@@ -141,15 +146,16 @@ def _convert(x: Expr) -> Expr | None:
     converted once a row or column. Only where both parts are exact in float32: an element of a tensor need not be."""
     if x.op is Op.ABS:
         return make(Op.ABS, _converted(x.args[0]))
-    if x.op not in (Op.ADD, Op.SUB) or not all(_is_exact(a) for a in x.args):
+    if x.op not in (Op.ADD, Op.SUB) or not all(is_within(a, EXACT) for a in x.args):
         return None
     apart = variables(x.args[0]) & {"i", "j"} != variables(x.args[1]) & {"i", "j"}
     return make(x.op, _converted(x.args[0]), _converted(x.args[1])) if apart else None
 
 
-def _is_exact(x: Expr) -> bool:
+def is_within(x: Expr, limit: int) -> bool:
+    """|x| <= limit for an integer, at positions and lengths as they are taken to be."""
     lo, hi = extremes(substitute(x, _SMALL))
-    return max(-lo, hi) <= EXACT
+    return max(-lo, hi) <= limit
 
 
 def _converted(x: Expr) -> Expr:

@@ -74,7 +74,7 @@ def units(graph: Graph, scale_positive: bool) -> Graph:
         return dataclasses.replace(s, **rewritten)  # type: ignore[arg-type]
 
     states = tuple(one(s) for s in fold.states)
-    after = set(graph.edges.successors(r.name))
+    after = {n.id for n in graph.nodes if r.name in n.operands()}
     nodes: list[Node] = []
     for node in graph.nodes:
         if node is fold:
@@ -91,10 +91,18 @@ def units(graph: Graph, scale_positive: bool) -> Graph:
 
 
 def tame(e: Expr) -> bool:
-    """No value of the expression is beyond what logits, usual constants and scalars of a head make."""
+    """No value of the expression is beyond what logits, usual constants and scalars of a head make: nothing is read by
+    position, nothing read is an addend, and all constants together are of a usual size, as factors or divisors."""
     constants = [x.value for x in walk(e) if x.op is Op.CONST and x.dtype is DType.F32]
+    sizes = [max(abs(c), 1 / abs(c)) for c in constants if isinstance(c, float) and c and math.isfinite(c)]
     by_position = any(variables(*x.args) & {"i", "j"} for x in loads(e))
-    return not by_position and not any(isinstance(c, float) and USUAL < abs(c) < math.inf for c in constants)
+    return not by_position and not _adds_what_is_read(e) and math.prod(sizes) <= USUAL
+
+
+def _adds_what_is_read(e: Expr) -> bool:
+    if e.op is Op.LOAD:
+        return True
+    return e.op is not Op.MUL and any(_adds_what_is_read(a) for a in e.args)
 
 
 def _factored(e: Expr) -> Expr:

@@ -16,7 +16,6 @@ from attngen.ir.ops import Reduce, ReduceKind
 from attngen.ir.program import Program
 from attngen.ir.schedule import Fact, Kernel, Order, Schedule
 from attngen.model import estimate
-from attngen.model.bounds import bound
 from attngen.passes.choose import padded
 from attngen.passes.hopper.choose import (
     ADDRESSES,
@@ -74,6 +73,8 @@ class _Reasons:
 
     def model(self) -> Iterator[Fact]:
         """Full tiles of one CTA, by the machine model of the target."""
+        from attngen.model.bounds import bound  # with networkx, which no kernel of another target needs
+
         e, b = estimate(self.kernel, self.target), bound(self.kernel, self.target)
         binds = "the order inside the streams" if e.binding == "stream" else e.binding
         busy = ", ".join(f"{unit} {100 * share:.0f} %" for unit, share in e.busy if share >= SHOWN or unit == "tensor")
