@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 from attngen import tuned
 from attngen.config import AnyConfig, Config, HopperConfig
@@ -14,7 +15,6 @@ from attngen.ir.program import Program
 from attngen.ir.schedule import Kernel, Schedule, VerifiedSchedule
 from attngen.ir.verify import verify
 from attngen.layout import Swizzle
-from attngen.passes import hopper
 from attngen.passes.allocate import allocate
 from attngen.passes.choose import candidates, facts
 from attngen.passes.expand import expand
@@ -33,6 +33,9 @@ from attngen.passes.visit_table import add_visit_table
 from attngen.signature import Signature
 from attngen.spec import Variant
 from attngen.target import Feature, Target
+
+if TYPE_CHECKING:
+    from attngen.passes import hopper
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,8 @@ def hopper_stages(
 ) -> Iterator[Stage]:  # fmt: skip
     """The pipeline of targets with warpgroup products and a copy engine. `explained`: with the reasons of its
     decisions, which a candidate among many does without."""
+    from attngen.passes import hopper  # with the machine model: not for a process that makes other kernels
+
     above = tuple(tile_levels(variant, signature, config, graph))
     yield from above
     program = above[-1].level
@@ -193,6 +198,8 @@ def _candidates(
         plan = list(hopper_stages(variant, signature, target, config, graph, explained=False))[-1].level
         assert isinstance(plan, Schedule)
         return plan.kernels[-1]
+
+    from attngen.passes import hopper
 
     return hopper.ranked(signature, target, policies(fold, plain), build)
 

@@ -305,7 +305,7 @@ def test_reads() -> None:
         (lambda: HopperConfig(2, 96, policy="conditional"), "policy='conditional'.*FoldPolicy.CONDITIONAL"),
         (lambda: HopperConfig(2, 96.0), "made of ints"),
         (lambda: HopperConfig(2, 96, turns="yes"), "turns='yes'.*True and False"),
-        (lambda: attngen.compile(Attention(), head_dim=64, config={"block_n": 96}), "config=.*HopperConfig"),
+        (lambda: attngen.compile(SPEC, head_dim=64, config={"block_n": 96}), "config=.*HopperConfig"),
         (lambda: attngen.softcap(30.0, approximate="no"), "approximate='no'.*True or False"),
     ],
 )

@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-
-import networkx as nx
+from typing import TYPE_CHECKING
 
 from attngen.errors import CompileError, MissingToolError
 
@@ -30,6 +29,9 @@ _LEAVES = frozenset({"BRA", "BRX", "JMP", "JMX", "EXIT", "RET", "BSYNC", "KILL",
 _JUMPS = frozenset({"BRA", "BRX", "JMP", "CALL"})
 _LOCAL_MEMORY = frozenset({"STL", "LDL"})
 _TENSOR_CORE = frozenset({"HMMA", "HGMMA", "QGMMA", "IMMA", "IGMMA", "DMMA"})
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,8 @@ def _parse(listing: str) -> tuple[Instruction, ...]:
 def _loops(code: Sequence[Instruction]) -> list[frozenset[int]]:
     """Natural loops as sets of addresses. A jump backwards alone is no loop: slow paths lie behind the code
     they return to. It is one where its target dominates it."""
+    import networkx as nx  # only where machine code is looked at: its import takes a third of a second
+
     graph = _flow(code)
     dominators = nx.immediate_dominators(graph, code[0].address)
     bodies: dict[int, set[int]] = {}
@@ -182,6 +186,8 @@ def _dominates(dominators: Mapping[int, int | None], head: int, node: int) -> bo
 
 
 def _flow(code: Sequence[Instruction]) -> nx.DiGraph[int]:
+    import networkx as nx
+
     graph: nx.DiGraph[int] = nx.DiGraph()
     graph.add_nodes_from(item.address for item in code)
     # A BSSY names the place where the warp meets again; the BSYNC of the same barrier goes there.
