@@ -8,15 +8,18 @@ import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from attngen import __version__
 from attngen.config import written
-from attngen.gradient import BackwardKernel
 from attngen.ir.schedule import Kernel as ScheduledKernel
 from attngen.kernel import Kernel
 from attngen.params import Kind, fields, packer
 from attngen.runtime.compile import flags_for
 from attngen.spec import Variant
+
+if TYPE_CHECKING:
+    from attngen.gradient import BackwardKernel
 
 Json = str | int | bool | None | list["Json"] | dict[str, "Json"]
 
