@@ -164,11 +164,14 @@ def derive(variant: Variant, signature: Signature, target: Target, config: AnyCo
 
 
 def _in_order(variant: Variant, signature: Signature, target: Target) -> Iterator[AnyConfig]:
-    """As `ranked`, which is not asked as long as what was measured will do."""
+    """What was measured before what is modelled; the model is not asked as long as what was measured will do."""
+    if not target.has(Feature.WGMMA):
+        yield from candidates(variant, signature, target)
+        return
     measured = tuned.lookup(variant, signature, target)
     if measured is not None:
         yield measured
-    yield from (c for c in ranked(variant, signature, target) if c != measured)
+    yield from (c.config for c in judged(variant, signature, target) if c.config != measured)
 
 
 def _levels(variant: Variant, signature: Signature, target: Target, config: AnyConfig) -> Levels:
@@ -211,8 +214,4 @@ def judged(variant: Variant, signature: Signature, target: Target) -> tuple[hopp
 
 def ranked(variant: Variant, signature: Signature, target: Target) -> tuple[AnyConfig, ...]:
     """Configurations of the target, best first: what was measured before what is modelled."""
-    if not target.has(Feature.WGMMA):
-        return candidates(variant, signature, target)
-    found = [c.config for c in judged(variant, signature, target)]
-    measured = tuned.lookup(variant, signature, target)
-    return tuple(dict.fromkeys([measured, *found] if measured is not None else found))
+    return tuple(_in_order(variant, signature, target))

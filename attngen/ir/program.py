@@ -3,7 +3,7 @@ stores over tiles, a loop over the visited key tiles, and values with a space ea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -181,13 +181,13 @@ class Program:
         return "\n".join(lines) + "\n"
 
 
-def numbered(ops: tuple[Step, ...], prefix: str = "o") -> tuple[Step, ...]:
-    """With ids by position; ops of a guard carry the guard's."""
+def numbered(ops: Iterable[Step], prefix: str = "o", first: int = 0) -> tuple[Step, ...]:
+    """With ids by position, counted from `first`; ops of a guard carry the guard's."""
     result: list[Step] = []
-    for k, step in enumerate(ops):
+    for k, step in enumerate(ops, first):
         name = f"{prefix}{k}"
         if isinstance(step, Guard):
-            body = tuple(replace(op, id=f"{name}_{n}") for n, op in enumerate(step.body))
+            body = tuple(replace(op, id=f"{name}_{n}") for n, op in enumerate(step.body, first))
             result.append(replace(step, id=name, body=body))
         else:
             result.append(replace(step, id=name))

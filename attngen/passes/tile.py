@@ -120,10 +120,10 @@ class _Tiler:
         by_position = any(variables(*x.args) & {"i", "j"} for x in loads(score.expr))
         if self.config.policy is FoldPolicy.REFERENCE and not by_position:
             self.fold_ops.full_score = full
-        for value, only in ((anywhere, "masked"), (full, "full")) if full is not anywhere else ((anywhere, ""),):
-            if only == "full" and self.fold_ops.full_score is not None:
-                continue  # the elements are made of the logits
-            only = "masked" if self.fold_ops.full_score is not None else only
+        versions = [(anywhere, "masked"), (full, "full")] if full is not anywhere else [(anywhere, "")]
+        if self.fold_ops.full_score is not None:  # elements of full tiles are made of the logits
+            versions = [(anywhere, "masked")]
+        for value, only in versions:
             grouped = exponent(value, None, var("rS", DType.F32), self.scopes, self.config.block_n)
             self.map("rS", self.scopes.split(Target("rS", grouped)), only=only, note=note)
 

@@ -21,12 +21,12 @@ def writes(step: Step) -> set[Ref]:
     return {r for op in ops for r in op.writes()}
 
 
-def conflict(product: Wgmma, step: Step) -> bool:
+def conflict(flying: Wgmma, step: Step) -> bool:
     """A product in flight and an op after it. Products into one accumulator are in order by themselves."""
     touched = writes(step) | reads(step)
     if isinstance(step, Wgmma):
-        return product.d in {step.a, step.b} or (product.d == step.d and step.zero)
-    return product.d in touched or product.a in writes(step)
+        return flying.d in {step.a, step.b} or (flying.d == step.d and step.zero)
+    return flying.d in touched or flying.a in writes(step)
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def fly(steps: Sequence[Step]) -> Flight:
     flying: list[int] = []
     retired: dict[int, int] = {}
     for position, step in enumerate(steps):
-        last = max((n for n, k in enumerate(flying) if conflict(_product(steps[k]), step)), default=-1)
+        last = max((n for n, k in enumerate(flying) if conflict(product(steps[k]), step)), default=-1)
         for k in flying[: last + 1]:
             retired[k] = position
         flying = flying[last + 1 :]
@@ -50,6 +50,6 @@ def fly(steps: Sequence[Step]) -> Flight:
     return Flight(retired)
 
 
-def _product(step: Step) -> Wgmma:
+def product(step: Step) -> Wgmma:
     assert isinstance(step, Wgmma)
     return step

@@ -39,7 +39,7 @@ from attngen.ir.ops import (
     Wgmma,
 )
 from attngen.ir.ops import Op as AnyOp
-from attngen.ir.program import ContractTile, LoadTile, Program, Space, StoreTile, StoreVector
+from attngen.ir.program import ContractTile, LoadTile, Program, Space, StoreTile, StoreVector, numbered
 from attngen.ir.schedule import (
     Barrier,
     Block,
@@ -85,8 +85,8 @@ class Stager:
         self.product_stage = dict(
             zip((p.d.name for p in products), self.config.stages[-len(products) :], strict=True)
         )
-        self.issue = [c for c in self.config.issue if c >= len(self.config.stages) - len(products)]
-        self.order = [products[c - len(self.config.stages)].d.name for c in self.issue]
+        issue = (c for c in self.config.issue if c >= len(self.config.stages) - len(products))
+        self.order = [products[c - len(self.config.stages)].d.name for c in issue]
 
     # ---- the step ------------------------------------------------------------------------------------------------
 
@@ -178,10 +178,10 @@ class Stager:
         )
         tiles = Tiles(
             var="t", start=1, ranges=ranges, lets=(self.tile_let(),),
-            step=numbered("S", self.merged(step, last)), drain=numbered("D", [*last, *epilogue] if last else []),
+            step=steps_of("S", self.merged(step, last)), drain=steps_of("D", [*last, *epilogue] if last else []),
         )  # fmt: skip
-        stores = numbered("E", [*([] if last else epilogue), *self.stores()])
-        return Block(name="peel", ops=numbered("P", peeled)), tiles, Block(name="store", ops=stores)
+        stores = steps_of("E", [*([] if last else epilogue), *self.stores()])
+        return Block(name="peel", ops=steps_of("P", peeled)), tiles, Block(name="store", ops=stores)
 
     def tile_let(self, tile: Expr = T) -> Stmt:
         value = fold(substitute(self.program.loop.tile, {T: tile}))
@@ -219,7 +219,7 @@ class Stager:
         rest = [self.load(op, None) for op in tiles[1:]]
         return Tiles(
             var="t", start=0, ranges=(Range(cls="all", end=self.program.loop.count),), lets=(self.tile_let(),),
-            step=numbered("L", [*first, *once, *rest]),
+            step=steps_of("L", [*first, *once, *rest]),
         )  # fmt: skip
 
     def load(self, op: LoadTile, when: Expr | None) -> TmaLoad:
@@ -260,15 +260,9 @@ def ring_of(buffer: str) -> str:
     return buffer.removeprefix("s")
 
 
-def numbered(prefix: str, steps: Iterable[Step]) -> tuple[Step, ...]:
-    result: list[Step] = []
-    for k, step in enumerate(steps, 1):
-        if isinstance(step, Guard):
-            body = tuple(dataclasses.replace(op, id=f"{prefix}{k}_{n}") for n, op in enumerate(step.body, 1))
-            result.append(dataclasses.replace(step, id=f"{prefix}{k}", body=body))
-        else:
-            result.append(dataclasses.replace(step, id=f"{prefix}{k}"))
-    return tuple(result)
+def steps_of(prefix: str, steps: Iterable[Step]) -> tuple[Step, ...]:
+    """Numbered from 1, as readers of a schedule count."""
+    return numbered(steps, prefix, 1)
 
 
 def _d(op: Step) -> str:

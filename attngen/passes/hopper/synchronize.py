@@ -16,8 +16,8 @@ from attngen.expr import Expr, Op, const, make, sub
 from attngen.ir.ops import Commit, Enter, Leave, MbarArrive, MbarExpect, MbarWait, Open, Ref, Retire, TmaLoad, Wgmma
 from attngen.ir.ops import Op as AnyOp
 from attngen.ir.schedule import Block, Cursor, Kernel, OrderRing, Ring, Role, Schedule, Step, Tiles
-from attngen.passes.hopper.flight import fly
-from attngen.passes.hopper.stage import GROUP_THREADS, T, numbered, ring_of
+from attngen.passes.hopper.flight import fly, product
+from attngen.passes.hopper.stage import GROUP_THREADS, T, ring_of, steps_of
 
 TURNS = "tc"
 
@@ -122,11 +122,6 @@ class Synchronizer:
         return product(steps[k]).group
 
 
-def product(step: Step) -> Wgmma:
-    assert isinstance(step, Wgmma)
-    return step
-
-
 def _math(role: Role, buffers: Buffers, turns: bool) -> Role:
     values = frozenset(v.name for v in role.values)
     (loop,) = (n for n in role.item.body if isinstance(n, Tiles))
@@ -138,10 +133,10 @@ def _math(role: Role, buffers: Buffers, turns: bool) -> Role:
         if isinstance(node, Tiles):
             step = s.line(node.step, False, make(Op.EQ, T, sub(count, const(1))), turns)
             drain = s.line(node.drain, False, None, False)
-            body.append(dataclasses.replace(node, step=numbered("S", step), drain=numbered("D", drain)))
+            body.append(dataclasses.replace(node, step=steps_of("S", step), drain=steps_of("D", drain)))
         elif any(isinstance(op, Wgmma) for op in node.ops):
             ops = s.line(node.ops, True, make(Op.EQ, count, const(1)), turns)
-            body.append(dataclasses.replace(node, ops=numbered("P", ops)))
+            body.append(dataclasses.replace(node, ops=steps_of("P", ops)))
         else:
             body.append(node)
     return dataclasses.replace(role, item=dataclasses.replace(role.item, body=tuple(body)))
@@ -160,7 +155,7 @@ def _load(role: Role, kernel: Kernel) -> Role:
             MbarWait(id="", bar=free), MbarExpect(id="", bar=op.bar, bytes=buffer.layout.bytes), op
         )  # fmt: skip
         step += [dataclasses.replace(x, when=op.when) for x in sequence]
-    body = (dataclasses.replace(loop, step=numbered("L", step)),)
+    body = (dataclasses.replace(loop, step=steps_of("L", step)),)
     return dataclasses.replace(role, item=dataclasses.replace(role.item, body=body))
 
 
