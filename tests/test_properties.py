@@ -3,6 +3,7 @@ copies."""
 
 from __future__ import annotations
 
+import os
 from functools import cache
 
 import hypothesis.strategies as st
@@ -173,7 +174,7 @@ def test_hopper_has_variants(name: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@settings(DRAW, max_examples=200 if torch.cuda.is_available() else 40)
+@settings(DRAW, max_examples=200 if torch.cuda.is_available() else 40, derandomize=bool(os.environ.get("CI")))
 @given(call=CALLS_ON_HOPPER)
 def test_any_call_is_the_formula_on_hopper(device: str, call: dict[str, object]) -> None:
     with kernels_of("sm90"):
