@@ -11,8 +11,8 @@ from attngen.errors import LaunchError
 from attngen.expr import Expr, Op, const, substitute, walk
 from attngen.fold import fold
 from attngen.ir.columns import narrow_strides
-from attngen.ir.schedule import Elem, Kernel, Schedule, WorkSource, Workspace
-from attngen.params import TABLES, MapUse, map_uses, pack, stride_count
+from attngen.ir.schedule import PERSISTENT, WORK_TABLE, Elem, Kernel, Schedule, WorkSource, Workspace
+from attngen.params import MapUse, map_uses, pack, stride_count
 from attngen.tensormap import TensorMap, map_of
 from attngen.worktable import device_table, item_count, work_table
 
@@ -48,7 +48,7 @@ def _workspace(w: Workspace, sizes: Mapping[str, int], device: torch.device) -> 
 def grid(kernel: Kernel, sizes: Mapping[str, int]) -> int:
     """Number of CTAs (`ctas` for a persistent kernel). LaunchError beyond what one launch can have."""
     work = kernel.work
-    if work.source in TABLES:
+    if work.source in PERSISTENT:
         return sizes["ctas"]
     if work.source is WorkSource.SINGLE:
         return 1
@@ -76,16 +76,28 @@ def grid(kernel: Kernel, sizes: Mapping[str, int]) -> int:
 def tables(
     schedule: Schedule, sizes: Mapping[str, int], head_bytes: int, device: torch.device
 ) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
-    """The work table of a persistent kernel as a tensor `work`, and its `rounds`. For one that is made on the device no
-    tensor, and the size of a `section`; nothing for other modules."""
+    """The work table of each persistent kernel as a tensor, and its number of rounds, by `table_of` and `rounds_of` the
+    kernel. For one that is made on the device no tensor, and the size of a `section`."""
+    found: dict[str, torch.Tensor] = {}
+    numbers: dict[str, int] = {}
     for kernel in schedule.kernels:
-        if kernel.work.source is WorkSource.TABLE:
+        if kernel.work.source in (WorkSource.TABLE, WorkSource.TABLE_KEYS):
             made = work_table(kernel, sizes, head_bytes, sizes["ctas"])
-            return {"work": torch.tensor(made.entries, dtype=torch.int32, device=device)}, {"rounds": made.rounds}
-        if kernel.work.source is WorkSource.DEVICE_TABLE:
+            found[table_of(kernel)] = torch.tensor(made.entries, dtype=torch.int32, device=device)
+            numbers[rounds_of(kernel)] = made.rounds
+        elif kernel.work.source is WorkSource.DEVICE_TABLE:
             plan = device_table(schedule, sizes, head_bytes)
-            return {}, {"section": plan.section, "rounds": plan.rounds}
-    return {}, {}
+            numbers |= {"section": plan.section, rounds_of(kernel): plan.rounds}
+    return found, numbers
+
+
+def table_of(kernel: Kernel) -> str:
+    """What the work table of a kernel is called among the tensors of its module."""
+    return WORK_TABLE if kernel.work.source is WorkSource.DEVICE_TABLE else f"{kernel.name}.{WORK_TABLE}"
+
+
+def rounds_of(kernel: Kernel) -> str:
+    return f"{kernel.name}.rounds"
 
 
 def values_of(
@@ -93,8 +105,8 @@ def values_of(
 ) -> dict[str, int | float | bytes]:
     """All fields of a kernel's parameters but pointers and tensor maps, by name. `shapes`: shape and strides."""
     values: dict[str, int | float | bytes] = {s.name: scalars[s.name] for s in kernel.scalars}
-    if kernel.work.source in TABLES:
-        values["rounds"] = scalars["rounds"]
+    if kernel.work.source in PERSISTENT:
+        values["rounds"] = scalars[rounds_of(kernel)]
     for t in kernel.tensors:
         shape, strides = shapes[t.name]
         values.update({f"{t.name}_s{n}": strides[n] for n in range(stride_count(t.access, t.rank))})
@@ -128,6 +140,8 @@ def bind(
     for kernel in schedule.kernels:
         values = values_of(kernel, shapes, scalars)
         values.update({name: t.data_ptr() for name, t in tensors.items()})
+        if kernel.work.source in PERSISTENT:
+            values[WORK_TABLE] = tensors[table_of(kernel)].data_ptr()
         for name, use in map_uses(kernel).items():
             values[f"{name}_map"] = encode(map_for(use, tensors[name].data_ptr(), *shapes[name]))
         launches.append(Launch(kernel, grid(kernel, sizes), pack(kernel, values)))

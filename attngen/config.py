@@ -122,7 +122,49 @@ class HopperConfig:
         return f"{tiles} {self.policy.value} order {order}{' turns' if self.turns else ''}"
 
 
-AnyConfig = Config | HopperConfig
+@dataclass(frozen=True)
+class HopperSumsConfig:
+    """Of a kernel of plain sums (gradients) for targets with warpgroup products: `warpgroups` of 64 owned rows each,
+    streamed tiles of block_n rows in `slots` slots.
+
+    split: the weights are made in two maps, each behind the product that it needs, and what the first knows is kept in
+    16 bits; else both tiles of scores are held until one map makes all. turns: as in HopperConfig."""
+
+    warpgroups: int
+    block_n: int
+    slots: int = 2
+    split: bool = True
+    turns: bool = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.warpgroups <= 4:
+            raise SignatureError(f"warpgroups={self.warpgroups}: allowed are 1 to 4")
+        if self.block_n % 16 or not 16 <= self.block_n <= 256:
+            raise SignatureError(f"block_n={self.block_n}: allowed are multiples of 16 from 16 to 256")
+        if not 1 <= self.slots <= 8:
+            raise SignatureError(f"slots={self.slots}: allowed are 1 to 8")
+        if self.turns and self.warpgroups == 1:
+            raise SignatureError("turns=True with warpgroups=1: one takes no turns; give turns=False, or more of them")
+
+    @property
+    def block_m(self) -> int:
+        return 64 * self.warpgroups
+
+    @property
+    def warps(self) -> int:
+        return 4 * self.warpgroups
+
+    @property
+    def warp_rows(self) -> int:
+        return 16
+
+    def __str__(self) -> str:
+        tiles = f"m{self.block_m}n{self.block_n}g{self.warpgroups} s{self.slots}"
+        return f"{tiles} {'split' if self.split else 'joint'}{' turns' if self.turns else ''}"
+
+
+AnyConfig = Config | HopperConfig | HopperSumsConfig
+SumsConfig = Config | HopperSumsConfig
 
 
 def written(config: AnyConfig) -> dict[str, Any]:
@@ -135,5 +177,7 @@ def read(fields: Mapping[str, Any]) -> AnyConfig:
     given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
     if "warpgroups" not in given:
         return Config(**given)
+    if "split" in given:
+        return HopperSumsConfig(**given)
     given["policy"] = FoldPolicy(given["policy"])
     return HopperConfig(**given)

@@ -8,10 +8,10 @@ from functools import partial
 import torch
 
 from attngen import emulator
-from attngen.arguments import Launch, bind, tables, workspaces
+from attngen.arguments import Launch, bind, table_of, tables, workspaces
 from attngen.errors import MissingToolError
 from attngen.kernel import Generated, Kernel, settled
-from attngen.params import TABLES
+from attngen.ir.schedule import PERSISTENT
 from attngen.runtime.load import LoadedKernel, device_facts, load, runs_on
 from attngen.signature import Shapes, Signature
 from attngen.spec import Variant
@@ -160,6 +160,6 @@ def emulate(
     built = emulator.build(module.source.body, entries)
     used = {t.name: t for t in item.kernel.tensors}
     writable = {n for n, t in used.items() if t.access.value in ("out", "work")}
-    table = {"work": tensors["work"]} if item.kernel.work.source in TABLES else {}
-    memory = regions({n: tensors[n] for n in used} | table, writable)
+    table = [table_of(item.kernel)] if item.kernel.work.source in PERSISTENT else []
+    memory = regions({n: tensors[n] for n in (*used, *table)}, writable)
     return built.run(item.kernel.name, item.grid, item.params, memory, mode, seed, module.source.line_ops)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attngen import emulator
 from attngen.backward_pipeline import Asked, BackwardLevels, choices, derive_backward
-from attngen.config import Config
+from attngen.config import SumsConfig
 from attngen.errors import CompileError
 from attngen.evaluate import evaluate
 from attngen.execute import device_arch, empty_like_rows, launch_module, scalars_of
@@ -64,16 +64,16 @@ class BackwardKernel(Generated):
         return "\n".join(lines) + "\n"
 
     @property
-    def configs(self) -> tuple[Config, ...]:
+    def configs(self) -> tuple[SumsConfig, ...]:
         return tuple(c for _, c in self.levels.configs)
 
 
-_kernels: dict[tuple[str, Signature, str, Asked, tuple[Config, ...] | None], BackwardKernel] = {}
+_kernels: dict[tuple[str, Signature, str, Asked, tuple[SumsConfig, ...] | None], BackwardKernel] = {}
 _settled: dict[tuple[BackwardKernel, str], BackwardKernel] = {}
 
 
 def backward_for(
-    variant: Variant, signature: Signature, target: Target, asked: Asked, configs: tuple[Config, ...] | None = None
+    variant: Variant, signature: Signature, target: Target, asked: Asked, configs: tuple[SumsConfig, ...] | None = None
 ) -> BackwardKernel:
     """The derivative of a variant, made once a process."""
     key = (variant.variant_key(), signature, target.name, asked, configs)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from attngen.arguments import TORCH, grid, map_for, number, tables, values_of
+from attngen.arguments import TORCH, grid, map_for, number, table_of, tables, values_of
 from attngen.execute import device_arch, empty_like_rows, head_bytes, scalars_of
+from attngen.ir.schedule import PERSISTENT, WORK_TABLE
 from attngen.ir.schedule import Kernel as KernelText
 from attngen.kernel import Kernel, settled
 from attngen.params import Kind, MapUse, fields, map_uses, packer
@@ -139,6 +140,8 @@ def _step(text: KernelText, loaded: LoadedKernel, shapes: dict[str, Layout], sca
     layout, names = packer(text)
     whole = layout.pack(*(values[n] for n in names))
     numbers = {name: n for n, name in enumerate(shapes)}
+    if text.work.source in PERSISTENT:
+        numbers[WORK_TABLE] = numbers[table_of(text)]
     sizes = {n: x for n, x in scalars.items() if isinstance(x, int)}
     front = struct.Struct("=" + f"{BYTES}s" * len(uses) + "Q" * len(pointers))
     maps = tuple(MapSlot(numbers[name], loaded.device_index, use, shapes[name]) for name, use in uses.items())

@@ -13,7 +13,7 @@ from attngen.expr import DType, Expr, make, rewrite, variables, walk
 from attngen.expr import Op as ExprOp
 from attngen.ir import ops as o
 from attngen.ir.ops import Heads, Op, ReduceKind, Ref, Scope, Stmt
-from attngen.ir.schedule import Block, Classes, Guard, Kernel, Role, Schedule, Step, Tiles, Value, WorkSource
+from attngen.ir.schedule import PERSISTENT, Block, Classes, Guard, Kernel, Role, Schedule, Step, Tiles, Value, WorkSource
 from attngen.layout import Fragment
 from attngen.lowering.sm80 import KSTEP_UNROLL
 
@@ -91,7 +91,7 @@ def written(role: Role) -> Iterator[tuple[Op, int, bool]]:
         if isinstance(node, Block):
             yield from _once(node.ops, "", 1)
         elif node.classes is Classes.BRANCH:
-            yield from ((op, 1, isinstance(step, Guard)) for step in node.step for op in _ops(step))
+            yield from ((op, 1, isinstance(step, Guard)) for step in (*node.step, *node.drain) for op in _ops(step))
         else:
             for cls in classes_of(node):
                 yield from _once(node.step, cls, node.unroll)
@@ -185,7 +185,9 @@ def _stored(kernel: Kernel, value: Value, op: o.StFrag) -> int:
 def _divisions(kernel: Kernel, role: Role) -> Bounds:
     """Reciprocals of the integer divisions that find batch and head of an item."""
     reads_kv = any(getattr(op, "heads", None) is Heads.KV for op, *_ in written(role))
-    if kernel.work.source in (WorkSource.TABLE, WorkSource.DEVICE_TABLE):
+    if kernel.work.source is WorkSource.TABLE_KEYS:
+        return exactly(0)
+    if kernel.work.source in PERSISTENT:
         return exactly(int(reads_kv))
     return Bounds(int(reads_kv), 3)
 

@@ -127,10 +127,12 @@ class TmaReduce(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class BulkLoad(Op):
-    """A one-dimensional vector (multiple of 16 bytes) by the copy engine; completes `bar`."""
+    """Rows from `at` of a per-row tensor of f32 (a multiple of 16 bytes, from one) by the copy engine; completes
+    `bar`."""
 
     dst: Ref = written()
     src: str
+    heads: Heads
     at: Expr
     bytes: int
     bar: Ref
@@ -383,8 +385,8 @@ class StRows(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class RedAdd(Op):
-    """Fragment added to a global fp32 tensor with red.add; its rows and columns lie as those of a product with a
-    shared tile `a.T` (see mma_sync). head: which head, where it changes inside an item."""
+    """Fragment added to columns `column`.. of a global fp32 tensor with red.add; its rows and columns lie as those of a
+    product with a shared tile `a.T` (see mma_sync). head: which head, where it changes inside an item."""
 
     dst: str
     src: Ref = read()
@@ -393,6 +395,7 @@ class RedAdd(Op):
     limit: Expr
     mode: Assign
     head: Expr | None = None
+    column: int = 0
     unit = Unit.GLOBAL
 
 

@@ -59,6 +59,27 @@ class LoadTile(Op):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoadVector(Op):
+    """Values of rows [row, row + vector length) of a per-row tensor to shared memory; those beyond the last are
+    anything."""
+
+    dst: Ref = written()
+    src: str
+    heads: Heads
+    row: Expr
+    unit = Unit.COPY
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadVector(Op):
+    """A vector in shared memory as values of the columns."""
+
+    dst: Ref = written()
+    src: Ref = read()
+    unit = Unit.SHARED
+
+
+@dataclass(frozen=True, kw_only=True)
 class ContractTile(Op):
     """d (+)= a . b; b transposed when its rows are the columns of d."""
 
@@ -144,6 +165,7 @@ class Program:
     loop: TileLoop
     epilogue: tuple[Op, ...]
     workspaces: tuple[Workspace, ...] = ()
+    rows: tuple[tuple[str, Expr], ...] = ()  # workspaces of row values, made of the graph's before any tile is visited
     visit_mask: Expr | None = None  # the mask that the visit table is made from; None: closed forms
     facts: tuple[Fact, ...] = ()
 
@@ -162,6 +184,7 @@ class Program:
         from attngen.ir.text import op_lines
 
         lines = [f"program {self.name}  {self.config}"]
+        lines += [f"  rows {name} = {show(e)}" for name, e in self.rows]
         lines += [f"  let {s.target} = {show(s.value)}" for s in self.lets]
         lines += [f"  value {v.text()}" for v in self.values]
         for op in self.prologue:

@@ -226,6 +226,7 @@ class Role:
 class WorkSource(Enum):
     GRID = "grid"  # one CTA an item, item index = CTA index
     TABLE = "table"  # a table cached by shape
+    TABLE_KEYS = "table_keys"  # the same, items are tiles of keys of a key head
     DEVICE_TABLE = "device_table"  # the workspace `work`: a table made by earlier kernels of the module
     SECTIONS = "sections"  # one CTA a section of `section` items: heads and, inside a head, row tiles from the last
     SINGLE = "single"  # one CTA
@@ -234,6 +235,8 @@ class WorkSource(Enum):
     ROWS = "rows"  # one warp a row (b, h, i)
 
 
+# a CTA takes one item after another from a table
+PERSISTENT = frozenset({WorkSource.TABLE, WorkSource.TABLE_KEYS, WorkSource.DEVICE_TABLE})
 WORK_TABLE = "work"  # the workspace with the items of a kernel whose source is DEVICE_TABLE: [rounds, CTAs, 4]
 
 

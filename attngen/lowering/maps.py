@@ -9,6 +9,7 @@ from attngen.errors import PassError
 from attngen.expr import Expr, variables
 from attngen.ir import ops as o
 from attngen.ir.ops import ReduceKind, Scope, Stmt
+from attngen.ir.schedule import Value
 from attngen.layout import Fragment
 from attngen.lowering.context import RoleContext
 from attngen.render import Argument, call
@@ -101,7 +102,14 @@ class MapText:
             return self.context.spell(v)
         if value.fragment is Fragment.UNI:
             return v.name
-        return f"{v.name}[{'at' if value.fragment is Fragment.ACC else 'ri'}]"
+        if value.fragment is Fragment.OPA:
+            return f"unpack_{value.dtype}({self.packed(v.name, value)}, ei)"
+        index = {Fragment.ACC: "at", Fragment.COL: "2 * ci + ei"}.get(value.fragment, "ri")
+        return f"{v.name}[{index}]"
+
+    def packed(self, name: str, value: Value) -> str:
+        """The pair of columns 8 ci + 2 quad and its neighbour."""
+        return f"{self.c_name(name)}[ri / 2 * {value.cols // 4} + 2 * ci + ri % 2]"
 
     def c_name(self, target: str) -> str:
         """The array of a value; with copies, that of the copy which the op names."""
@@ -140,12 +148,9 @@ class MapText:
                 f"const {C_DTYPE[s.value.dtype]} {s.target} = {value};"
             )
         if known.fragment is Fragment.OPA:
-            tiles, pair = known.cols // 8, f"packed{len(self.pair) or ''}"
+            pair = f"packed{len(self.pair) or ''}"
             self.locals.append(f"float {pair}[2];")
-            self.pair.append(
-                f"{self.c_name(s.target)}[ri / 2 * {2 * tiles} + 2 * ci + ri % 2] = "
-                f"pack_{known.dtype}({pair}[0], {pair}[1]);"
-            )
+            self.pair.append(f"{self.packed(s.target, known)} = pack_{known.dtype}({pair}[0], {pair}[1]);")
             return f"{pair}[ei] = {value};"
         index = "at" if known.fragment is Fragment.ACC else "ri"
         return f"{s.target}[{index}] {'+=' if s.accumulate else '='} {value};"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from attngen.expr import variables
 from attngen.ir import ops as o
-from attngen.ir.schedule import Block, Guard, Kernel, Role, Schedule, Step, Tiles, Value, steps_of
+from attngen.ir.ops import Stmt
+from attngen.ir.schedule import Block, Classes, Guard, Kernel, Role, Schedule, Step, Tiles, Value, WorkSource, steps_of
 from attngen.ir.text import describe
+from attngen.ir.walk import expressions
 from attngen.layout import Fragment
-from attngen.lowering.control import lets, op_body
+from attngen.lowering.control import lets, op_body, within
 from attngen.lowering.kernel import bases
 from attngen.lowering.ops import calls
 from attngen.lowering.phases import Values, at_phase, phase_values
@@ -45,6 +48,8 @@ def step_lines(context: HopperContext, steps: Sequence[Step], cls: str, values: 
 def tiles_lines(context: HopperContext, node: Tiles) -> list[str]:
     total = context.expr(node.ranges[-1].end)
     head = lets(context, node.lets)
+    if node.classes is Classes.BRANCH:
+        return branched(context, node, head)
     if not node.drain and node.unroll == 1:
         ranges = [
             {
@@ -67,6 +72,37 @@ def tiles_lines(context: HopperContext, node: Tiles) -> list[str]:
         bodies.append({"cls": cls, "condition": " || ".join(conditions(context, node, cls)), "body": indented(body)})
     macro = "tiles_drained" if len(bodies) == len(node.ranges) else "tiles_alternating"
     return call(context.target, macro, {"var": node.var, "start": node.start, "ranges": bodies})
+
+
+def branched(context: HopperContext, node: Tiles, head: list[str]) -> list[str]:
+    """One body for all classes; ops of one class stand under a uniform branch. The slots are not numbers, and the
+    drain stands once behind the loop."""
+    context.flying = []
+    body = list(head)
+    for step in node.step:
+        assert not isinstance(step, Guard)
+        lines = op_lines(context, step)
+        if step.only:
+            inside = " || ".join(within(context, node, k) for k, r in enumerate(node.ranges) if r.cls == step.only)
+            lines = call(context.target, "when", {"predicate": inside or "true", "body": lines})
+        body += [f"// {describe(step)}", *lines]
+    cls = ", ".join(r.cls for r in node.ranges)
+    ranges = [{"cls": cls, "end": context.expr(node.ranges[-1].end), "body": indented(body)}]
+    loop = call(context.target, "tiles", {"var": node.var, "start": node.start, "ranges": ranges})
+    drain = step_lines(context, node.drain, "", {})
+    used = lets(context, _used(node.lets, node.drain))
+    return [*loop, *(["{", *(f"  {x}" for x in [*used, *drain]), "}"] if drain else [])]
+
+
+def _used(found: Sequence[Stmt], steps: Sequence[Step]) -> list[Stmt]:
+    """The scalars of a step that some ops name."""
+    wanted = {n for op in steps if not isinstance(op, Guard) for e in expressions(op) for n in variables(e)}
+    kept: list[Stmt] = []
+    for s in reversed(found):
+        if s.target in wanted:
+            wanted |= variables(s.value)
+            kept.append(s)
+    return kept[::-1]
 
 
 def conditions(context: HopperContext, node: Tiles, cls: str) -> list[str]:
@@ -109,7 +145,8 @@ def role_lines(context: HopperContext, role: Role) -> list[str]:
     ]
     for r in rings:
         lines += call(context.target, "ring_armed", {"last": r.members - 1, "bar": r.first, "threads": r.threads})
-    lines += call(context.target, "items", {
+    items = "items_keys" if context.kernel.work.source is WorkSource.TABLE_KEYS else "items"
+    lines += call(context.target, items, {
         "lets": [*bases(context.kernel, role), *lets(context, role.item.lets)], "body": body,
     })  # fmt: skip
     for r in rings:

@@ -25,6 +25,7 @@ from attngen.expr import (
     const,
     load,
     make,
+    maximum,
     mul,
     sub,
     substitute,
@@ -91,9 +92,10 @@ def _listed(mask: Expr, number: str, at: Expr) -> Expr:
 
 
 def group_loop(
-    visit: Visit, mask: Expr, config: AnyConfig, body: tuple[TileOp, ...], shed: bool, number: str
+    visit: Visit, mask: Expr, config: AnyConfig, body: tuple[TileOp, ...], shed: bool, number: str, least: bool
 ) -> tuple[tuple[Stmt, ...], TileLoop]:
-    """Masked query tiles of all heads of the group, then the full ones: so each class is one range of the counter."""
+    """Masked query tiles of all heads of the group, then the full ones: so each class is one range of the counter.
+    least: keys that no query sees visit one tile, in which nothing is visible."""
     lets = [*key_lets(config)]
     group, before, c = i32("group"), i32("before"), i32("c")
     if visit.source is VisitSource.TABLE:
@@ -117,17 +119,22 @@ def group_loop(
         _let("end0", mul(group, i32("masked"))),
         _let("end1", add(END, mul(group, i32("full")))),
     ]
+    ends = (END, i32("end1"))[: len(visit.ranges)]
     in_masked, u = make(Op.LT, T, END), i32("u")
-    count = where(in_masked, i32("masked"), i32("full"))
+    count, tile = where(in_masked, i32("masked"), i32("full")), where(in_masked, masked_tile, full_tile)
+    if least:
+        lets.append(_let("count", maximum(ends[-1], const(1))))
+        count = maximum(count, const(1))
+        tile = where(make(Op.EQ, ends[-1], const(0)), const(0), tile)
+        ends = (*ends[:-1], i32("count"))
     # the head of a step, by an approximate reciprocal: exact below 2^20 steps, a division of integers takes longer
     per_count = make(Op.RCP, make(Op.F32, count))
     place = (
         _let("u", where(in_masked, T, sub(T, END))),
         _let("g", make(Op.I32, mul(add(make(Op.F32, u), const(0.5)), per_count))),
         _let("c", sub(u, mul(i32("g"), count))),
-        _let("m", where(in_masked, masked_tile, full_tile)),
+        _let("m", tile),
         _let("h", add(mul(i32("hkv"), group), i32("g"))),
     )
     classes = tuple(c.value for c in visit.ranges)
-    ends = (END, i32("end1"))[: len(classes)]
     return tuple(lets), TileLoop(classes=classes, ends=ends, tile=i32("m"), place=place, body=body)

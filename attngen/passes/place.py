@@ -13,7 +13,7 @@ import dataclasses
 
 from attngen.errors import PassError
 from attngen.ir.ops import Map, Scope
-from attngen.ir.program import ContractTile, LoadTile, Program, Space, StageTile, TileValue
+from attngen.ir.program import ContractTile, LoadTile, LoadVector, Program, Space, StageTile, TileValue
 from attngen.ir.schedule import Elem
 from attngen.layout import Fragment, SmemLayout, Swizzle
 
@@ -22,7 +22,8 @@ PACKED = {Elem.BF16: "bf16x2", Elem.F16: "f16x2"}
 
 def place(program: Program, swizzle: Swizzle) -> Program:
     """`swizzle`: of the tiles in shared memory, what the target's copies write and its products read."""
-    loaded = {op.dst.name for op in program.ops() if isinstance(op, LoadTile | StageTile)}
+    loaded = {op.dst.name for op in program.ops() if isinstance(op, LoadTile | LoadVector | StageTile)}
+    vectors = {op.dst.name for op in program.ops() if isinstance(op, LoadVector)}
     fragments = {op.d.name for op in program.ops() if isinstance(op, ContractTile)}
     fragments |= {op.over.name for op in program.ops() if isinstance(op, Map)}  # scores made of positions alone
     left = {op.a.name for op in program.ops() if isinstance(op, ContractTile)} - loaded
@@ -36,7 +37,7 @@ def place(program: Program, swizzle: Swizzle) -> Program:
         if v.fragment is not None:
             return dataclasses.replace(v, space=Space.REGISTER)
         if v.name in loaded:
-            layout = SmemLayout(v.rows, v.cols, v.elem.bytes, swizzle)
+            layout = SmemLayout(v.rows, v.cols, v.elem.bytes, Swizzle.LINEAR if v.name in vectors else swizzle)
             return dataclasses.replace(v, space=Space.SHARED, layout=layout)
         if v.name in fragments:
             return dataclasses.replace(v, space=Space.REGISTER, fragment=Fragment.ACC)

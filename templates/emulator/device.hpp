@@ -69,7 +69,7 @@ struct ProductArguments {
   bool a_in_registers;
   u32* a[4];
   u64 a_descriptor, b_descriptor;
-  bool transposed;  // b is stored with its rows along k
+  bool a_transposed, transposed;  // the tile of a, of b is stored with its rows along k
   bool accumulate;
   Element16 element;
 };

@@ -221,6 +221,16 @@ DI u32 pack_f16x2(float lo, float hi) {
   return x;
 }
 
+// element `which` (0: bits 0..15) of a pair as float
+DI float unpack_bf16x2(u32 x, int which) { return __uint_as_float(which ? x & 0xffff0000u : x << 16); }
+
+// cvt.f32.f16: element `which` (0: bits 0..15) of a pair
+DI float unpack_f16x2(u32 x, int which) {
+  float y;
+  asm("{\n.reg .b16 lo, hi;\nmov.b32 {lo, hi}, %1;\ncvt.f32.f16 %0, lo;\n}" : "=f"(y) : "r"(which ? x >> 16 : x));
+  return y;
+}
+
 // shfl.sync.bfly.b32: x of lane ^ mask
 DI float shfl_xor_f32(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
 

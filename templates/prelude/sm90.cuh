@@ -79,6 +79,19 @@ template <int N> DI void setmaxnreg_dec() { asm volatile("setmaxnreg.dec.sync.al
 // fence.proxy.async: this thread's writes to shared memory become visible to asynchronous reads
 DI void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// bar.warp.sync: what the lanes of the warp wrote before is visible to each of them
+DI void warp_sync() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
+
+// ld.shared.v2.f32: addr a multiple of 8
+DI void ld_shared_v2_f32(float& x0, float& x1, u32 addr) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x0), "=f"(x1) : "r"(addr));
+}
+
+// red.global.add.v2.f32: p[0] += x0, p[1] += x1, in no order among threads; p a multiple of 8 bytes
+DI void red_add_v2_f32(float* p, float x0, float x1) {
+  asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(p), "f"(x0), "f"(x1) : "memory");
+}
+
 // stmatrix.m8n8.x4.b16: lane 8i + r gives the address of row r of matrix i
 DI void stmatrix_x4(u32 addr, u32 x0, u32 x1, u32 x2, u32 x3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(addr), "r"(x0), "r"(x1), "r"(x2), "r"(x3) : "memory");
