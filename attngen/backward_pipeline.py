@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from attngen.config import Config, HopperSumsConfig, SumsConfig
 from attngen.errors import PassError
-from attngen.expr import SCALE, DType, const, loads, var, variables
+from attngen.expr import SCALE, DType, const, loads, mul, var, variables
 from attngen.ir.graph import Axis, Graph, Input, Map, Output
 from attngen.ir.ops import Assign
 from attngen.ir.program import Program
@@ -26,13 +26,13 @@ from attngen.passes.hopper.choose_sums import candidates_sums as candidates_warp
 from attngen.passes.hopper.sums import sums_kernel
 from attngen.passes.partition import Owned, Parts, can_shed, partition
 from attngen.passes.place import place
-from attngen.passes.row_kernel import cast_kernel, row_kernel
+from attngen.passes.row_kernel import cast_blocks, cast_kernel, row_kernel
 from attngen.passes.schedule_sums import schedule_sums
 from attngen.passes.simplify import simplify
 from attngen.passes.synchronize import synchronize
 from attngen.passes.textbook import ROWS, SINK, textbook
 from attngen.passes.tile import _STORAGE
-from attngen.passes.tile_sums import KEY_KERNEL, tile_sums
+from attngen.passes.tile_sums import KEY_KERNEL, tile_sums, tiled
 from attngen.passes.visit_table import add_key_table, add_visit_table
 from attngen.signature import Signature
 from attngen.spec import Normalizer, Variant
@@ -122,6 +122,7 @@ def stages(
     parts = parts_of(graph, variant, signature, target, asked.same_bits)
     yield BackwardStage("partition", parts)
     programs, kernels, facts, spaces = [], [], [], list[Workspace]()
+    block_of = {owned: config.block_n for owned, config in zip(parts.owned, configs, strict=True)}
     for (name, owned), config in zip(named(parts), configs, strict=True):
         program = tile_sums(owned, name, variant, signature, config)
         yield BackwardStage(f"tile_sums {name}", program)
@@ -169,10 +170,16 @@ def stages(
         for out, node in owned.shed():
             # columns of padding too: they are added to without a condition
             width = signature.head_dim_qk if node.axes[3] is Axis.D else signature.head_dim_v
-            shape = (*(var(n, DType.I32) for n in ROW_SIZES), const(padded(width)))
-            spaces.append(Workspace(name=node.id, elem=Elem.F32, shape=shape, zero=True))
             elem = Elem.BF16 if signature.dtype.value == "bf16" else Elem.F16
-            plan = dataclasses.replace(plan, kernels=(*plan.kernels, cast_kernel(owned.graph, out, node, elem, width)))
+            *lead, rows = (var(n, DType.I32) for n in ROW_SIZES)
+            if target.has(Feature.WGMMA):
+                size = mul(tiled(rows, block_of[owned]), const(padded(width)))
+                spaces.append(Workspace(name=node.id, elem=Elem.F32, shape=(*lead, size), zero=True))
+                cast = cast_blocks(owned.graph, out, node, elem, padded(width))
+            else:
+                spaces.append(Workspace(name=node.id, elem=Elem.F32, shape=(*lead, rows, const(padded(width))), zero=True))
+                cast = cast_kernel(owned.graph, out, node, elem, width)
+            plan = dataclasses.replace(plan, kernels=(*plan.kernels, cast))
     plan = dataclasses.replace(plan, workspaces=tuple(spaces))
     yield BackwardStage("module", plan)
 

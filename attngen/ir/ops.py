@@ -283,7 +283,8 @@ class Retire(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class Map(Op):
-    """Scalar statements over the elements (or, without ELEM statements, the rows) of the fragment `over`."""
+    """Scalar statements over the elements (or, without ELEM statements, the rows) of the fragment `over`. Statements of
+    scope ITEM are worked out at each execution, so that they take no registers between two."""
 
     over: Ref
     copies: tuple[Ref, ...] = ()  # which copy is meant, for values that have several: `rP[k]`
@@ -385,7 +386,7 @@ class StRows(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class RedAdd(Op):
-    """Fragment added to columns `column`.. of a global fp32 tensor with red.add; its rows and columns lie as those of a
+    """Fragment added to a global fp32 tensor with red.add; its rows and columns lie as those of a
     product with a shared tile `a.T` (see mma_sync). head: which head, where it changes inside an item."""
 
     dst: str
@@ -395,7 +396,19 @@ class RedAdd(Op):
     limit: Expr
     mode: Assign
     head: Expr | None = None
-    column: int = 0
+    unit = Unit.GLOBAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class RedFrag(Op):
+    """Accumulator of a warpgroup added to a workspace of f32 from element `at` of its head on, in the order of its
+    registers: four of each thread, thread by thread, then the next four (attngen.layout.block_offset)."""
+
+    dst: str
+    src: Ref = read()
+    heads: Heads
+    at: Expr
+    mode: Assign
     unit = Unit.GLOBAL
 
 
@@ -436,6 +449,18 @@ class SumRows(Op):
     row, then ROW statements of the sums; a target named like an output tensor is stored."""
 
     body: tuple[Stmt, ...]
+    cols: int
+    unit = Unit.GLOBAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class CastFrag(Op):
+    """64 rows of a tensor from what `red_frag` added up, by a warpgroup: element x of `src` becomes `value`. cols: of the
+    workspace, in blocks (attngen.layout.blocks); columns beyond the tensor's are padding."""
+
+    dst: str
+    src: str
+    value: Expr
     cols: int
     unit = Unit.GLOBAL
 

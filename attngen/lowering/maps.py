@@ -30,7 +30,7 @@ def reduce_call(context: RoleContext, op: o.Reduce) -> tuple[str, dict[str, Argu
 def map_call(context: RoleContext, op: o.Map) -> tuple[str, dict[str, Argument]]:
     """A scope with the locals, and a pass for each scope that has statements."""
     over, text, target = context.values[op.over.name], MapText(context, op), context.target
-    rows, lines = over.rows // 8, list(text.locals)
+    rows, lines = over.rows // 8, [*afresh(context, op), *text.locals]
     column = "2 * quad"
     tile = {"M": f"m * {over.cols} + ", "N": f"n * {over.cols} + "}.get(over.cols_axis, "")
     if over.rows_axis == "M":
@@ -53,6 +53,19 @@ def map_call(context: RoleContext, op: o.Map) -> tuple[str, dict[str, Argument]]
     return "map", {"lines": lines}
 
 
+def afresh(context: RoleContext, op: o.Map) -> list[str]:
+    """The statements of scope ITEM. What they read is opaque to the compiler, which would work them out once and keep
+    them."""
+    statements = [s for s in op.body if s.scope is Scope.ITEM]
+    own = {s.target for s in statements}
+    read = sorted({n for s in statements for n in variables(s.value) if n not in own | context.parameters})
+    lines = [f"const int {n}_now = (int)opaque_u32({n});" for n in read]
+    printer = Printer(
+        lambda v: f"{v.name}_now" if v.name in read else context.spell(v), context.elems, context.dense
+    )
+    return [*lines, *(f"const {C_DTYPE[s.value.dtype]} {s.target} = {printer(s.value)};" for s in statements)]
+
+
 class MapText:
     """The statements of a map as C, by scope."""
 
@@ -61,7 +74,10 @@ class MapText:
         self.locals: list[str] = []
         self.pair: list[str] = []
         self.lines: dict[Scope, list[str]] = {s: [] for s in Scope}
-        self.local_scope = {s.target: s.scope for s in op.body if s.target not in context.values and not s.index}
+        self.local_scope = {
+            s.target: s.scope for s in op.body
+            if s.target not in context.values and not s.index and s.scope is not Scope.ITEM
+        }  # fmt: skip
         for s in op.body:
             if s.target in self.local_scope and s.scope in (Scope.ROW, Scope.COL):
                 count = context.values[op.over.name].rows // 8 if s.scope is Scope.ROW else 2

@@ -265,11 +265,9 @@ def hopper_calls(context: HopperContext, op: Op) -> list[Call] | None:
                        bytes=op.bytes, bar=context.barrier(op.bar))  # fmt: skip
         case o.LdVec():
             return one(kind, dst=op.dst.name, src=context.address(op.src), tiles=context.value_of(op.dst).cols // 8)
-        case o.RedAdd():
-            value = context.value_of(op.src)
-            return one("red_add_pairs", dst=op.dst, src=context.c_name(op.src), head=head_of(op.heads),
-                       row=context.expr(op.row), column=op.column, limit=context.expr(op.limit),
-                       rows=value.rows // 8, tiles=value.cols // 8)  # fmt: skip
+        case o.RedFrag():
+            return one(kind, dst=op.dst, src=context.c_name(op.src), head=head_of(op.heads), at=context.expr(op.at),
+                       tiles=context.value_of(op.src).cols // 8)  # fmt: skip
         case _:
             return None
 

@@ -11,6 +11,7 @@ from attngen.exprtext import show
 from attngen.ir import ops as o
 from attngen.ir.ops import Scope
 from attngen.ir.schedule import Elem, TensorArg
+from attngen.layout import blocks
 from attngen.lowering.context import RoleContext
 from attngen.render import Argument, call
 
@@ -42,6 +43,23 @@ def scan_call(context: RoleContext, op: o.ScanTiles) -> dict[str, Argument]:
         "warps": context.role.warps, "cols": cols, "col": lines[Scope.COL], "row": lines[Scope.ROW],
         "elem": lines[Scope.ELEM],
         "locals": [f"{C_DTYPE[s.value.dtype]} {s.target}[{cols}];" for s in op.body if s.scope is Scope.COL],
+    }  # fmt: skip
+
+
+def cast_frag_call(context: RoleContext, op: o.CastFrag) -> dict[str, Argument]:
+    """x: an element of a block; a thread has two neighbours of a row and of the eighth row below it."""
+    tensor = next(t for t in context.kernel.tensors if t.name == op.dst)
+    width = context.head_dim(op.dst)
+    found = [(first, w, first + w <= width) for first, w in blocks(op.cols) if first < width]
+    printer = Printer(lambda v: "x" if v.name == "x" else context.spell(v), context.elems, context.dense)
+    return {
+        "dst": op.dst, "src": op.src, "block": context.kernel.work.block_m * op.cols,
+        "temporaries": printer.temporaries(op.value), "value": printer(op.value), "pack": f"pack_{tensor.elem.value}x2",
+        "parts": [
+            {"first": str(first), "at": str(first * context.kernel.work.block_m), "tiles": str(w // 8),
+             "inside": "true" if whole else f"j < {width}"}
+            for first, w, whole in found
+        ],
     }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from attngen.errors import PassError
 from attngen.expr import SCALE, B, DType, Expr, H, I, J, load, loads, substitute, var, variables
 from attngen.ir.graph import Axis, Contract, Graph, Input, Map, Output, RowReduce
-from attngen.ir.ops import ReduceKind, Scope, Stmt, SumRows
+from attngen.ir.ops import CastFrag, ReduceKind, Scope, Stmt, SumRows
 from attngen.ir.schedule import (
     Access,
     Block,
@@ -26,6 +26,7 @@ from attngen.ir.schedule import (
 from attngen.passes.bounded import bounded
 
 WARPS = 8
+GROUP_THREADS, ROWS_A_GROUP = 128, 64  # of a warpgroup
 
 
 def row_kernel(graph: Graph, name: str, elem: Elem, width: int, captures: tuple[TensorArg, ...]) -> Kernel:
@@ -67,6 +68,27 @@ def row_kernel(graph: Graph, name: str, elem: Elem, width: int, captures: tuple[
         work=Work(source=WorkSource.ROWS, order=Order.ASCENDING, block_m=1), tensors=tuple(tensors),
         scalars=tuple(ScalarArg(name=n, dtype=DType.I32) for n in ("batch", "heads", "seqlen_q")),
         roles=(Role(name="rows", first_warp=0, warps=WARPS, regs=255, item=item),),
+    )  # fmt: skip
+
+
+def cast_blocks(graph: Graph, out: Output, node: Contract, elem: Elem, cols: int) -> Kernel:
+    """As `cast_kernel`, of a sum that lies in blocks in the order of accumulators, `cols` columns a row."""
+    x = var("x", DType.F32)
+    final = graph[out.x]
+    value = substitute(final.expr, {var(node.id, DType.F32): x}) if isinstance(final, Map) else x
+    tensors = (
+        TensorArg(name=node.id, elem=Elem.F32, rank=3, access=Access.WORK),
+        TensorArg(name=out.x, elem=elem, rank=4, access=Access.OUT),
+    )
+    cast = CastFrag(id="C1", dst=out.x, src=node.id, value=value, cols=cols)
+    names = sorted(variables(value) & {SCALE.name})
+    scalars = [ScalarArg(name=n, dtype=DType.I32) for n in ("batch", "heads", "group", "seqlen_q")]
+    return Kernel(
+        name=f"attn_bwd_cast_{out.x}", threads=GROUP_THREADS, min_ctas=1,
+        work=Work(source=WorkSource.GRID, order=Order.ASCENDING, block_m=ROWS_A_GROUP), tensors=tensors,
+        scalars=(*scalars, *(ScalarArg(name=n, dtype=DType.F32) for n in names)),
+        roles=(Role(name="rows", first_warp=0, warps=GROUP_THREADS // 32, regs=255,
+                    item=Item(lets=(), body=(Block(name="rows", ops=(cast,)),))),),
     )  # fmt: skip
 
 

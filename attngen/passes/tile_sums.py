@@ -480,9 +480,13 @@ def clamped(out: Output) -> tuple[Expr, ...]:
 
 def _space(name: str, config: SumsConfig) -> Workspace:
     """Row values for the copy engine: whole tiles."""
-    tiles = make(Op.FLOORDIV, add(SEQLEN_Q, const(config.block_n - 1)), const(config.block_n))
     lead = tuple(var(n, DType.I32) for n in ("batch", "heads"))
-    return Workspace(name=name, elem=Elem.F32, shape=(*lead, mul(tiles, const(config.block_n))))
+    return Workspace(name=name, elem=Elem.F32, shape=(*lead, tiled(SEQLEN_Q, config.block_n)))
+
+
+def tiled(length: Expr, block: int) -> Expr:
+    """Whole tiles of a length, in rows."""
+    return mul(make(Op.FLOORDIV, add(length, const(block - 1)), const(block)), const(block))
 
 
 def _row(name: str, config: SumsConfig, owned: Owned) -> TileValue:
@@ -580,7 +584,8 @@ def _tensors(t: _Tiler, workspaces: tuple[Workspace, ...]) -> tuple[TensorArg, .
     tensors += [TensorArg(name=n, elem=Elem.F32, rank=3, access=Access.WORK) for n in t.vectors.values()]
     for out, _ in t.owned.sums():
         tensors.append(TensorArg(name=out.x, elem=t.elem, rank=4, access=Access.OUT))
-    tensors += [TensorArg(name=node.id, elem=Elem.F32, rank=4, access=Access.WORK) for _, node in t.owned.shed()]
+    rank = 3 if isinstance(t.config, HopperSumsConfig) else 4  # blocks, or rows
+    tensors += [TensorArg(name=node.id, elem=Elem.F32, rank=rank, access=Access.WORK) for _, node in t.owned.shed()]
     tensors += [TensorArg(name=out.x, elem=Elem.F32, rank=3, access=Access.OUT) for out in row_sums(t.graph)]
     tensors += [
         TensorArg(name=out.x, elem=Elem.F32, rank=len(out.index), access=Access.WORK) for out in element_sums(t.graph)

@@ -87,9 +87,14 @@ DI void ld_shared_v2_f32(float& x0, float& x1, u32 addr) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x0), "=f"(x1) : "r"(addr));
 }
 
-// red.global.add.v2.f32: p[0] += x0, p[1] += x1, in no order among threads; p a multiple of 8 bytes
-DI void red_add_v2_f32(float* p, float x0, float x1) {
-  asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(p), "f"(x0), "f"(x1) : "memory");
+// red.global.add.v4.f32: adds to four neighbours, in no order among threads; p a multiple of 16 bytes
+DI void red_add_v4_f32(float* p, float x0, float x1, float x2, float x3) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(x0), "f"(x1), "f"(x2), "f"(x3) : "memory");
+}
+
+// ld.global.v4.f32: p a multiple of 16 bytes
+DI void ld_v4_f32(float& x0, float& x1, float& x2, float& x3, const float* p) {
+  asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x0), "=f"(x1), "=f"(x2), "=f"(x3) : "l"(p));
 }
 
 // stmatrix.m8n8.x4.b16: lane 8i + r gives the address of row r of matrix i

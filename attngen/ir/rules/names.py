@@ -96,6 +96,8 @@ def variables(case: Case) -> Iterator[Finding]:
             inside.update({id(op): names for step in (*loop.step, *loop.drain) for op in _flat(step)})
         for op in ops(role):
             here = set(inside.get(id(op), known))
+            if isinstance(op, o.CastFrag):
+                here.add("x")  # the element
             yield from _unknown(op, here, *expressions(op))
             for s in statements(op):
                 yield from _unknown(op, here, *s.exprs)

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from attngen.config import HopperSumsConfig
 from attngen.errors import PassError
 from attngen.ir.graph import Axis, Contract, Input
-from attngen.layout import Fragment, Swizzle
+from attngen.layout import Fragment, Swizzle, blocks
 from attngen.passes.choose import padded
 from attngen.passes.choose_sums import products
-from attngen.passes.hopper.stage_sums import ADDRESSES, BARRIERS, STAGED, blocks, role_registers
+from attngen.passes.hopper.stage_sums import ADDRESSES, BARRIERS, STAGED, role_registers
 from attngen.passes.partition import Owned
 from attngen.passes.place import place
 from attngen.passes.tile_sums import KEY_KERNEL, tile_sums

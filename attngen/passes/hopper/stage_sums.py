@@ -11,7 +11,7 @@ Why      the weights of a tile are ready at the end of its step. Whatever waits 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 from attngen.config import HopperSumsConfig
@@ -29,7 +29,7 @@ from attngen.ir.ops import (
     LdVec,
     Map,
     Proxy,
-    RedAdd,
+    RedFrag,
     Reduce,
     Ref,
     StFrag,
@@ -68,15 +68,15 @@ from attngen.ir.schedule import (
     Work,
     WorkSource,
 )  # fmt: skip
-from attngen.layout import Fragment, SmemLayout, Swizzle
+from attngen.layout import WIDEST_BLOCK, Fragment, SmemLayout, Swizzle, blocks
+from attngen.passes.hopper.allocate import names
 from attngen.passes.hopper.stage import GROUP_THREADS, OUTPUT_TURN, STAGING, T, W, order_of, ring_of, steps_of
 from attngen.passes.ranges import TileClass
 from attngen.passes.visits import ROWS_A_GROUP
 from attngen.target import Target
 
 LAST = sub(T, const(1))
-WIDEST = 64  # columns of a part that is added at once: its accumulator is as small as may be
-LEAST_REGS = 24  # that a role can be left with
+LEAST_REGS = 32  # of the load role, which works out where each tile is
 ADDRESSES = 24  # registers below the first accumulator (attngen.ir.rules.registers)
 LOAD, SHED, MATH = "load", "shed", "math"
 FIRST = make(Op.EQ, T, const(0))
@@ -156,13 +156,33 @@ class SumStager:
         ranges = tuple(
             Range(cls=c, end=e, whole=c == TileClass.FULL.value) for c, e in zip(loop.classes, loop.ends, strict=True)
         )
+        lets = self.place(T)
+        if not self.named(op for op in step if op.only != weakest) & {s.target for s in lets}:
+            # where a step is matters to masked tiles alone, which are few: no registers for it in the loop
+            step, lets = [self.afresh(op, lets) if op.only else op for op in step], ()
         tiles = Tiles(
-            var="t", start=1, ranges=ranges, lets=self.place(T), step=steps_of("S", step), classes=Classes.BRANCH,
+            var="t", start=1, ranges=ranges, lets=lets, step=steps_of("S", step), classes=Classes.BRANCH,
             drain=steps_of("D", [self.at_tile(op, LAST) for op in self.late]),
         )  # fmt: skip
         epilogue = [op for op in self.program.epilogue if not isinstance(op, StoreTile | StoreVector)]
         stores = steps_of("E", [*(self.at_tile(op, T) for op in epilogue), *self.stores()])
         return Block(name="peel", ops=steps_of("P", first)), tiles, Block(name="store", ops=stores)
+
+    def named(self, steps: Iterable[Step]) -> set[str]:
+        """Scalars that ops read, by name or by the index of an element."""
+        found = {n for op in steps for n in names(op)}
+        return found | {tile for index, tile in (("i", "m"), ("j", "n")) if index in found}
+
+    def afresh(self, op: AnyOp, lets: tuple[Stmt, ...]) -> AnyOp:
+        """A map that works out itself what it needs to know of its tile."""
+        wanted, kept = self.named([op]), list[Stmt]()
+        for s in reversed((*self.program.lets, *lets)):
+            if s.target in wanted and (s in lets or any(k in lets for k in kept)):
+                wanted |= set(names(s.value))
+                kept.append(s)
+        if not isinstance(op, Map) or not kept:
+            return op
+        return dataclasses.replace(op, body=(*kept[::-1], *op.body))
 
     def place(self, tile: Expr) -> tuple[Stmt, ...]:
         """Where a step is, and its scalars."""
@@ -219,7 +239,7 @@ class SumStager:
 
     def shed_value(self, width: int) -> str:
         (op,) = (op for op in self.shed if isinstance(op, AddTile))
-        return op.src.name if width == WIDEST or len({p.width for p in self.parts()}) == 1 else f"{op.src.name}{width}"
+        return op.src.name if width == WIDEST_BLOCK or len({p.width for p in self.parts()}) == 1 else f"{op.src.name}{width}"
 
     def shed_step(self) -> Iterator[AnyOp]:
         product, adding = self.shed
@@ -236,9 +256,8 @@ class SumStager:
                 product.b, cols=const(part.column // part.width)
             )  # fmt: skip
             yield Wgmma(id="", d=d, a=a, b=b, group=f"g_{d.name}", zero=True)
-            row = add(adding.row, const(part.row)) if part.row else adding.row
-            yield RedAdd(id="", dst=adding.dst, src=d, heads=adding.heads, row=row, limit=adding.limit,
-                         mode=Assign.REDUCE_ADD, column=part.column)  # fmt: skip
+            at = add(mul(adding.row, const(value.cols)), const(part.row * value.cols + part.column * ROWS_A_GROUP))
+            yield RedFrag(id="", dst=adding.dst, src=d, heads=adding.heads, at=fold(at), mode=Assign.REDUCE_ADD)
 
     def shed_role(self, regs: int) -> Role:
         values = tuple(
@@ -315,15 +334,6 @@ class SumStager:
     def registers(self) -> tuple[int, int, int]:
         held = sum(w // 2 for w in {p.width for p in self.parts()}) if self.shed else None
         return role_registers(self.config.warpgroups, held, self.target)
-
-
-def blocks(cols: int) -> Iterator[tuple[int, int]]:
-    """(first column, width): powers of two, so that a block starts at a multiple of its width."""
-    column = 0
-    while column < cols:
-        width = min(WIDEST, 1 << ((cols - column).bit_length() - 1))
-        yield column, width
-        column += width
 
 
 def role_registers(warpgroups: int, held: int | None, target: Target) -> tuple[int, int, int]:
