@@ -16,8 +16,8 @@ from attngen.ir.schedule import Access, Elem, Fact, Schedule, TensorArg, Verifie
 from attngen.ir.verify import verify
 from attngen.layout import Swizzle
 from attngen.passes.allocate import allocate
-from attngen.passes.choose import padded
 from attngen.passes.choose_sums import candidates_sums, registers, smem
+from attngen.passes.choose_sums import width as tile_width
 from attngen.passes.differentiate import differentiate
 from attngen.passes.expand import expand
 from attngen.passes.partition import Owned, Parts, can_shed, partition
@@ -136,7 +136,8 @@ def stages(
             plan = add_key_table(plan, program)
     if parts.rows is not None:
         elem = Elem.BF16 if signature.dtype.value == "bf16" else Elem.F16
-        rows = row_kernel(parts.rows, "attn_bwd_rows", elem, signature.head_dim_v, captures(variant))
+        rows = row_kernel(parts.rows, "attn_bwd_rows", elem, signature.head_dim_v, captures(variant),
+                          signature.alignment == 16)  # fmt: skip
         kept = {t.name for k in plan.kernels for t in k.tensors if t.access is Access.WORK}
         made = [t for t in rows.tensors if t.name in kept]
         spaces += [
@@ -147,7 +148,7 @@ def stages(
         for out, node in owned.shed():
             # columns of padding too: they are added to without a condition
             width = signature.head_dim_qk if node.axes[3] is Axis.D else signature.head_dim_v
-            shape = (*(var(n, DType.I32) for n in ROW_SIZES), const(padded(width)))
+            shape = (*(var(n, DType.I32) for n in ROW_SIZES), const(tile_width(owned, width)))
             spaces.append(Workspace(name=node.id, elem=Elem.F32, shape=shape, zero=True))
             elem = Elem.BF16 if signature.dtype.value == "bf16" else Elem.F16
             plan = dataclasses.replace(plan, kernels=(*plan.kernels, cast_kernel(owned.graph, out, node, elem, width)))

@@ -116,9 +116,9 @@ def settled(kernel: BackwardKernel, arch: str) -> BackwardKernel:
     return _settled[key]
 
 
-def backward_signature(forward: Signature, dout: Tensor) -> Signature:
-    """Rows of the output's gradient may start anywhere, and need not be contiguous."""
-    aligned = is_aligned(dout) and (dout.stride(3) == 1 or dout.size(3) == 1)
+def backward_signature(forward: Signature, out: Tensor, dout: Tensor) -> Signature:
+    """Rows of the output and of its gradient may start anywhere, and need not be contiguous."""
+    aligned = all(is_aligned(t) and (t.stride(3) == 1 or t.size(3) == 1) for t in (out, dout))
     return forward if aligned else replace(forward, alignment=ELEMENT_BYTES)
 
 

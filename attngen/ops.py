@@ -292,7 +292,7 @@ def _backward(
     given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, **({} if dlse is None else {"dlse": dlse})}
     found: dict[str, Tensor] = {}
     if asked.wanted:
-        kernel = backward_for(known.variant, backward_signature(signature_of(q, k, v), dout), SM80, asked)
+        kernel = backward_for(known.variant, backward_signature(signature_of(q, k, v), out, dout), SM80, asked)
         bound = dict(zip(known.names, captures, strict=True))
         if same_bits:
             _check_order(gradient.unordered(kernel, {"b": shapes.B, "h": shapes.Hq, "i": shapes.Sq, "j": shapes.Sk}))

@@ -354,7 +354,7 @@ def test_deleted_ops_are_noticed() -> None:
                 unnoticed.append(" ".join(mutant.name.split()[1:4]))
             except VerifyError:
                 pass
-    assert unnoticed == ["S8 mma_sync d=rdK_sum", "W9s cta_sync"]
+    assert unnoticed == ["S11 mma_sync d=rdK_sum", "W9s cta_sync"]
 
 
 def test_a_missing_barrier_is_noticed_by_the_emulator() -> None:

@@ -59,6 +59,18 @@ class LoadTile(Op):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoadVector(Op):
+    """Elements [row, row + tile rows) of a tensor of row values; elements from `limit` on read as zeros."""
+
+    dst: Ref = written()
+    src: str
+    row: Expr
+    limit: Expr
+    head: Expr | None = None
+    unit = Unit.COPY
+
+
+@dataclass(frozen=True, kw_only=True)
 class ContractTile(Op):
     """d (+)= a . b; b transposed when its rows are the columns of d."""
 

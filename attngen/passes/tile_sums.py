@@ -53,6 +53,7 @@ from attngen.ir.program import (
     AddTile,
     ContractTile,
     LoadTile,
+    LoadVector,
     Program,
     StageTile,
     StoreTile,
@@ -61,12 +62,13 @@ from attngen.ir.program import (
 )  # fmt: skip
 from attngen.ir.schedule import Access, Elem, Fact, TensorArg, Workspace
 from attngen.passes.bounded import bounded
-from attngen.passes.choose import padded
+from attngen.passes.choose_sums import width
 from attngen.passes.key_visits import BACK, I_HI, I_LO, TRANSPOSED, group_loop, key_workspaces, query_tiles
 from attngen.passes.partition import Owned
 from attngen.passes.ranges import TileClass, Visit, VisitSource, ranges
 from attngen.passes.scopes import Scopes, Target
 from attngen.passes.simplify import LOG2E, simplify_expr
+from attngen.passes.textbook import ROWS
 from attngen.passes.tile import _SCALARS, _STORAGE, RESERVED, _where
 from attngen.passes.visits import _let, i32, visits
 from attngen.signature import Signature
@@ -91,6 +93,11 @@ def tile_name(prefix: str, node: str) -> str:
     return f"{prefix}{d}{node[len(d):].capitalize()}"
 
 
+def vector_name(node: str) -> str:
+    """sLse of lse."""
+    return f"s{node.capitalize()}"
+
+
 @dataclass
 class _Tiler:
     owned: Owned
@@ -113,7 +120,7 @@ class _Tiler:
         return Ref(name=name)
 
     def width(self, axis: Axis) -> int:
-        return padded(getattr(self.signature, WIDTH[axis]))
+        return width(self.owned, getattr(self.signature, WIDTH[axis]))
 
     # ---- loads -------------------------------------------------------------------------------------------------
 
@@ -136,6 +143,16 @@ class _Tiler:
         row = mul(i32(TILE[axis]), const(rows))
         return LoadTile(id=op_id, dst=dst, src=node.id, heads=heads, row=row, limit=limit, first=first, head=head)
 
+    def vectors(self) -> Iterator[LoadVector]:
+        """Row values of the queries, where these are streamed: columns of the tile of scores."""
+        if self.owned.own is Axis.N:
+            for node in self.graph.of(Input):
+                if set(node.axes) == set(ROWS):
+                    rows = self.config.block_n
+                    dst = self.value(vector_name(node.id), rows, 0, (self.owned.stream.value, ""))
+                    row = mul(i32(TILE[self.owned.stream]), const(rows))
+                    yield LoadVector(id="", dst=dst, src=node.id, row=row, limit=SEQLEN_Q, head=H)
+
     # ---- weights -----------------------------------------------------------------------------------------------
 
     def weight(self, name: str, hidden: bool = False) -> Expr:
@@ -144,6 +161,8 @@ class _Tiler:
         match node:
             case Contract():
                 return var(tile_name("r", name), DType.F32)
+            case Input() if self.owned.own is Axis.N:
+                return var(vector_name(name), DType.F32)
             case Input():
                 # rows of padding read the last one
                 return load(name, (B, H, make(Op.MIN, I, sub(SEQLEN_Q, const(1)))), DType.F32)
@@ -214,7 +233,9 @@ class _Tiler:
                 yield node, own, stream
 
     def body(self) -> tuple[TileOp, ...]:
-        ops: list[TileOp] = [self.load(f"o{n}", node, False) for n, (node, own) in enumerate(self.inputs()) if not own]
+        ops: list[TileOp] = [self.load("", node, False) for node, own in self.inputs() if not own]
+        vectors = tuple(self.vectors())
+        ops = [replace(op, id=f"o{n}") for n, op in enumerate((*ops, *vectors))]
         rows, cols = self.config.block_m, self.config.block_n
         axes = (self.owned.own.value, self.owned.stream.value)
         over = None
@@ -235,28 +256,35 @@ class _Tiler:
                 *first, last = statements
                 statements = (*first, replace(last, target=PLAIN), replace(last, value=var(PLAIN, DType.F32)))
             only = cls if len(self.classes) > 1 else ""
-            ops.append(MapOp(id=f"o{len(ops)}", over=over, body=statements, only=only, note=note))
+            shared = tuple(op.dst for op in vectors)
+            ops.append(MapOp(id=f"o{len(ops)}", over=over, copies=shared, body=statements, only=only, note=note))
+        staged = {self.left(node): self.stage(self.left(node)) for _, node in self.owned.shed()}
+        # staged first: the products below hide how long it takes
+        ops += [replace(op, id=f"o{len(ops) + n}") for n, op in enumerate(staged.values())]
         for _, node in self.owned.sums():
             weight, other = self.left(node), self.right(node)
             d = self.value(tile_name("r", node.id), rows, self.width(node.axes[3]), (axes[0], node.axes[3].value))
             a, b = Ref(name=tile_name("r", weight)), Ref(name=tile_name("s", other))
             ops.append(ContractTile(id=f"o{len(ops)}", d=d, a=a, b=b))
         for _, node in self.owned.shed():
-            ops += self.part(node, len(ops))
+            ops += self.part(node, staged[self.left(node)].dst, len(ops))
         return tuple(ops)
 
-    def part(self, node: Contract, number: int) -> Iterator[TileOp]:
-        """A tile's part of a sum over the owned axis: its weights cross the warps, and it is added up in memory."""
+    def stage(self, weight: str) -> StageTile:
+        """Weights that cross the warps."""
         rows, cols = self.config.block_m, self.config.block_n
-        own, stream = self.owned.own, self.owned.stream
-        weight, width = self.left(node), node.axes[3]
-        staged = self.value(tile_name("s", weight), rows, cols, (own.value, stream.value), self.elem)
+        axes = (self.owned.own.value, self.owned.stream.value)
+        staged = self.value(tile_name("s", weight), rows, cols, axes, self.elem)
+        return StageTile(id="", dst=staged, src=Ref(name=tile_name("r", weight)))
+
+    def part(self, node: Contract, staged: Ref, number: int) -> Iterator[TileOp]:
+        """A tile's part of a sum over the owned axis, added up in memory."""
+        cols, stream, width = self.config.block_n, self.owned.stream, node.axes[3]
         d = self.value(tile_name("r", node.id), cols, self.width(width), (stream.value, width.value))
-        yield StageTile(id=f"o{number}", dst=staged, src=Ref(name=tile_name("r", weight)))
         a, b = replace(staged, transposed=True), Ref(name=tile_name("s", self.right(node)))
-        yield ContractTile(id=f"o{number + 1}", d=d, a=a, b=b, zero=True)
+        yield ContractTile(id=f"o{number}", d=d, a=a, b=b, zero=True)
         row = mul(i32(TILE[stream]), const(cols))
-        yield AddTile(id=f"o{number + 2}", dst=node.id, src=d, heads=Heads.Q, row=row, limit=LENGTH[stream])
+        yield AddTile(id=f"o{number + 1}", dst=node.id, src=d, heads=Heads.Q, row=row, limit=LENGTH[stream])
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -385,6 +413,9 @@ def tile_sums(owned: Owned, name: str, variant: Variant, signature: Signature, c
     fragments = {tile_name("r", n.id): Scope.ELEM for n in owned.graph.of(Contract)} | {PLAIN: Scope.ELEM}
     taken = {*RESERVED, *TAKEN, *fragments, *(c.name for c in variant.captures), *(n.id for n in owned.graph.nodes)}
     axes = {"i": Scope.COL, "j": Scope.ROW} if keys else {"i": Scope.ROW, "j": Scope.COL}
+    if keys:
+        columns = {vector_name(n.id): Scope.COL for n in owned.graph.of(Input) if set(n.axes) == set(ROWS)}
+        fragments, taken = fragments | columns, taken | set(columns)
     scopes = Scopes(fragments, names, taken, axes=axes, stepped=frozenset({"h"}) if keys else frozenset())
     t = _Tiler(owned, variant, signature, config, visit, elem, scopes, {c.name for c in variant.captures})
     seen = t.set_seen()
