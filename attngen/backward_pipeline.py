@@ -20,6 +20,7 @@ from attngen.passes.allocate import allocate
 from attngen.passes.choose import padded
 from attngen.passes.choose_sums import candidates_sums as candidates_threads
 from attngen.passes.choose_sums import registers, smem
+from attngen.passes.choose_sums import width as tile_width
 from attngen.passes.differentiate import differentiate
 from attngen.passes.expand import expand
 from attngen.passes.hopper.choose_sums import candidates_sums as candidates_warpgroups
@@ -160,7 +161,8 @@ def stages(
     rows_graph = with_vectors(parts.rows, programs, kept)
     if rows_graph is not None:
         elem = Elem.BF16 if signature.dtype.value == "bf16" else Elem.F16
-        rows = row_kernel(rows_graph, "attn_bwd_rows", elem, signature.head_dim_v, captures(variant))
+        rows = row_kernel(rows_graph, "attn_bwd_rows", elem, signature.head_dim_v, captures(variant),
+                          signature.alignment == 16)  # fmt: skip
         made = [t for t in rows.tensors if t.name in kept and all(t.name != w.name for w in spaces)]
         spaces += [
             Workspace(name=t.name, elem=t.elem, shape=tuple(var(n, DType.I32) for n in ROW_SIZES)) for t in made
@@ -177,7 +179,8 @@ def stages(
                 spaces.append(Workspace(name=node.id, elem=Elem.F32, shape=(*lead, size), zero=True))
                 cast = cast_blocks(owned.graph, out, node, elem, padded(width))
             else:
-                spaces.append(Workspace(name=node.id, elem=Elem.F32, shape=(*lead, rows, const(padded(width))), zero=True))
+                shape = (*lead, rows, const(tile_width(owned, width)))
+                spaces.append(Workspace(name=node.id, elem=Elem.F32, shape=shape, zero=True))
                 cast = cast_kernel(owned.graph, out, node, elem, width)
             plan = dataclasses.replace(plan, kernels=(*plan.kernels, cast))
     plan = dataclasses.replace(plan, workspaces=tuple(spaces))

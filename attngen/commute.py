@@ -17,6 +17,7 @@ from attngen.ir.walk import operands, reads, writes
 
 _ARITHMETIC = (o.Fill, o.Map, o.Reduce, o.Vote)
 _ISSUED = (o.Wgmma, o.MmaSync)
+_COPIES = (o.CpAsync, o.CpVector)
 
 
 def why_equal(swap: Swap) -> str:
@@ -146,7 +147,7 @@ def masked_rows_are_redone(swap: Swap) -> bool:
 
 RULES: tuple[tuple[Rule, str], ...] = (
     (lambda s: arithmetic(s.one) and arithmetic(s.two) and independent(s.one, s.two), "they share no value"),
-    (both(o.CpAsync, o.CpAsync), "copies of one group, which arrive together"),
+    (both(_COPIES, _COPIES), "copies of one group, which arrive together"),
     (closes_later, "a group is closed later, and nothing of it is issued or touched between"),
     (waits_earlier, "the wait comes earlier than it has to"),
     (both(o.StTile, o.StRows), "two outputs are stored, in either order"),

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,13 +23,13 @@ from attngen.dispatch import addresses
 from attngen.errors import EmulationWarning, GradientError, PassError, SignatureError, SpecError, VerifyError
 from attngen.evaluate import evaluate
 from attngen.execute import empty_like_rows, run, target_for
-from attngen.gradient import backward_for, backward_signature
+from attngen.gradient import GradientPlan, backward_for, backward_signature
 from attngen.kernel import Kernel, kernel_for
 from attngen.plan import Plan, plan
 from attngen.progress import Progress
 from attngen.signature import VECTOR_BYTES, Shapes, Signature, check_tensors, signature_of
 from attngen.spec import Normalizer, Variant
-from attngen.target import SM80, Target
+from attngen.target import Target
 from attngen.trace import ShapeRule
 
 EMULATED_PER_SECOND = 400e6  # multiply-adds of the emulator on one core, measured at head dims 64 and 128
@@ -95,6 +95,7 @@ def _types(types: Sequence[tuple[torch.dtype, int]]) -> str:
 
 _entries: dict[str, Entry] = {}
 _plans: dict[tuple[object, ...], Plan] = {}
+_gradient_plans: dict[tuple[object, ...], GradientPlan] = {}
 
 
 def register(
@@ -175,6 +176,7 @@ def _measured(variant: Variant, signature: Signature, target: Target, device_ind
 def forget_plans() -> None:
     """The next call of each kind looks again for what was measured here."""
     _plans.clear()
+    _gradient_plans.clear()
 
 
 def is_empty(shapes: Shapes) -> bool:
@@ -282,24 +284,42 @@ def _backward(
     known = entry(key)
     tensors = dict(zip(("q", "k", "v", *known.names), (q, k, v, *captures), strict=True))
     wanted = [name for name, n in zip(tensors, needed, strict=True) if n]
+    bound = dict(zip(known.names, captures, strict=True))
+    same_bits = torch.are_deterministic_algorithms_enabled()
+    if dout is None:
+        dout = q.new_zeros(()).expand(out.shape)
+    given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, **({} if dlse is None else {"dlse": dlse})}
+    call: tuple[object, ...] = (key, scale, *needed, dlse is None, same_bits)
+    if q.is_cuda:  # what the plan depends on, and what its checks looked at
+        call += tuple([x for t in given.values() for x in (t.data_ptr() % VECTOR_BYTES == 0, t.shape, t.stride())])
+        call += tuple([x for t in (q, k, v, *captures) for x in (t.dtype, t.get_device(), t.shape, t.stride())])
+        plan = _gradient_plans.get(call)
+        if plan is not None:
+            return _in_order(plan.run(given, bound), wanted, tensors)
     shapes = known.check(q, k, v, captures)
     if is_empty(shapes):
         return [_gradient_like(name, tensors[name]).zero_() for name in wanted]
-    if dout is None:
-        dout = q.new_zeros(()).expand(out.shape)
-    same_bits = torch.are_deterministic_algorithms_enabled()
     asked = Asked(frozenset(wanted) & frozenset(gradient_names(known.variant)), dlse is not None, same_bits)
-    given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, **({} if dlse is None else {"dlse": dlse})}
-    found: dict[str, Tensor] = {}
-    if asked.wanted:
-        signature = backward_signature(signature_of(q, k, v), dout)
-        kernel = backward_for(known.variant, signature, target_for(known.variant, signature, q.device), asked)
-        bound = dict(zip(known.names, captures, strict=True))
-        if same_bits:
-            _check_order(gradient.unordered(kernel, {"b": shapes.B, "h": shapes.Hq, "i": shapes.Sq, "j": shapes.Sk}))
+    if not asked.wanted:
+        return _in_order({}, wanted, tensors)
+    signature = backward_signature(signature_of(q, k, v), out, dout)
+    kernel = backward_for(known.variant, signature, target_for(known.variant, signature, q.device), asked)
+    sizes = {"b": shapes.B, "h": shapes.Hq, "i": shapes.Sq, "j": shapes.Sk}
+    unordered = gradient.unordered(kernel, sizes) if same_bits else []
+    _check_order(unordered)
+    if not q.is_cuda:
         work = emulation_seconds(known.variant, shapes, q.size(3) + v.size(3), bound) * BACKWARD_WORK
-        with _emulating(known.variant, shapes, work) if not q.is_cuda else nullcontext():
-            found = gradient.run(kernel, given, bound, scale)
+        with _emulating(known.variant, shapes, work):
+            return _in_order(gradient.run(kernel, given, bound, scale), wanted, tensors)
+    plan = gradient.plan(kernel, given, bound, scale)
+    if not unordered:  # a warning comes with each call
+        if len(_gradient_plans) >= PLANS:
+            _gradient_plans.clear()
+        _gradient_plans[call] = plan
+    return _in_order(plan.run(given, bound), wanted, tensors)
+
+
+def _in_order(found: Mapping[str, Tensor], wanted: Sequence[str], tensors: Mapping[str, Tensor]) -> list[Tensor]:
     return [found[n] if n in found else _gradient_like(n, tensors[n]).zero_() for n in wanted]
 
 

@@ -58,6 +58,19 @@ class CpAsync(Op):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CpVector(Op):
+    """4-byte cp.async of the elements [row, row + buffer columns) of a tensor of row values, in groups with those of
+    `cp_async`; elements from `limit` on are zero-filled."""
+
+    dst: Ref = written()
+    src: str
+    row: Expr
+    limit: Expr
+    head: Expr | None = None
+    unit = Unit.COPY
+
+
+@dataclass(frozen=True, kw_only=True)
 class CopyTile(Op):
     """The same copy element by element through registers, for rows that are not 16-byte aligned."""
 
@@ -234,8 +247,8 @@ class Ldmatrix(Op):
 class MmaSync(Op):
     """d (+)= a . b with mma.sync; a: opA fragment or shared tile, b: shared tile (`.T`: its rows are columns of d).
 
-    A warp has the rows of d that it has of all values. With a shared tile `a.T` it has 16 rows of d for each 16 columns
-    of the tile, and where there are more warps than that, a block of the columns."""
+    A warp has the rows of d that it has of all values. With a shared tile `a.T` all warps share d in blocks of the size
+    of its value: blocks of rows side by side, then blocks of columns."""
 
     d: Ref = updated()
     a: Ref = read()
@@ -283,11 +296,12 @@ class Retire(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class Map(Op):
-    """Scalar statements over the elements (or, without ELEM statements, the rows) of the fragment `over`. Statements of
-    scope ITEM are worked out at each execution, so that they take no registers between two."""
+    """Scalar statements over the elements (or, without ELEM statements, the rows) of the fragment `over`. A name of a
+    shared vector is its element at the column. Statements of scope ITEM are worked out at each execution, so that they
+    take no registers between two."""
 
     over: Ref
-    copies: tuple[Ref, ...] = ()  # which copy is meant, for values that have several: `rP[k]`
+    copies: tuple[Ref, ...] = ()  # which copy or slot is meant, for values and vectors that have several: `rP[k]`
     body: tuple[Stmt, ...]
 
     def _ref(self, name: str) -> Ref:
@@ -446,10 +460,12 @@ class CompactTiles(Op):
 @dataclass(frozen=True, kw_only=True)
 class SumRows(Op):
     """Elements j < `cols` of a row (b, h, i), one warp a row: ELEM statements, of which `x += value` are sums over the
-    row, then ROW statements of the sums; a target named like an output tensor is stored."""
+    row, then ROW statements of the sums; a target named like an output tensor is stored. pairs: a lane reads and stores
+    its two neighbours at once, which are at [b, h, i, j] of dense tensors whose rows start on 8 bytes."""
 
     body: tuple[Stmt, ...]
     cols: int
+    pairs: bool = False
     unit = Unit.GLOBAL
 
 

@@ -60,23 +60,14 @@ class LoadTile(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class LoadVector(Op):
-    """Values of rows [row, row + vector length) of a per-row tensor to shared memory; those beyond the last are
-    anything."""
+    """Elements [row, row + tile rows) of a tensor of row values; elements from `limit` on are zeros or anything."""
 
     dst: Ref = written()
     src: str
-    heads: Heads
     row: Expr
+    limit: Expr
+    head: Expr | None = None
     unit = Unit.COPY
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReadVector(Op):
-    """A vector in shared memory as values of the columns."""
-
-    dst: Ref = written()
-    src: Ref = read()
-    unit = Unit.SHARED
 
 
 @dataclass(frozen=True, kw_only=True)

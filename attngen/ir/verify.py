@@ -27,6 +27,8 @@ STATIC = (
     Rule("code-size", resources.code_size),
     Rule("trips", rings.ranges),
     Rule("outputs", values.stored),
+    Rule("vectors", values.vectors),
+    Rule("shares", values.shares),
 )
 WALKING = (
     Rule("slots", names.slots),

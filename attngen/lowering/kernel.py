@@ -27,7 +27,7 @@ def kernel_lines(schedule: Schedule, kernel: Kernel) -> list[str]:
         heads = "p.heads / p.group" if work.per_head else "1"
         place = {"block": work.block_m, "round_up": work.block_m - 1, "heads": heads}
     elif work.source is WorkSource.ROWS:
-        place = {"warps": role.warps}
+        place = {"warps": role.warps, "round_up": role.warps - 1}
     elif work.source is WorkSource.ELEMENTS:
         place = {"threads": kernel.threads}
     found = [] if work.source is WorkSource.SINGLE else call(schedule.target, name, place)

@@ -45,7 +45,8 @@ def map_call(context: RoleContext, op: o.Map) -> tuple[str, dict[str, Argument]]
     if text.lines[Scope.ROW]:
         lines += call(target, "map_rows", {"rows": rows, "lines": text.with_indices(Scope.ROW)})
     if text.lines[Scope.ELEM]:
-        cols = call(target, "map_cols", {"lines": text.with_indices(Scope.COL)}) if text.lines[Scope.COL] else []
+        cols = text.vectors()
+        cols += call(target, "map_cols", {"lines": text.with_indices(Scope.COL)}) if text.lines[Scope.COL] else []
         lines += call(target, "map_elems", {
             "rows": rows, "tiles": over.cols // 8, "cols": cols, "lines": text.with_indices(Scope.ELEM),
             "pair": text.pair,
@@ -87,6 +88,15 @@ class MapText:
         for scope in (Scope.ROW, Scope.COL, Scope.ELEM):
             self._statements([s for s in op.body if s.scope is scope], scope)
 
+    def vectors(self) -> list[str]:
+        """Reads of the shared vectors: two neighbouring columns a lane."""
+        lines = []
+        for ref in self.op.copies:
+            if ref.name not in self.context.values:
+                x, at = f"{ref.name}_at", f"{self.context.address(ref)} + 32 * ci + 8 * quad"
+                lines += [f"float {x}[2];", f"ld_shared_v2_f32({x}[0], {x}[1], {at});"]
+        return lines
+
     def uses(self, name: str) -> bool:
         """Whether any scope needs this index, or (i_f, j_f) its value as a float."""
         return any(re.search(rf"\b{name.removesuffix('_f')}{'_f' if name.endswith('_f') else '(_f|0)?'}\b", x)
@@ -115,13 +125,13 @@ class MapText:
             return v.name + {Scope.ROW: "[ri]", Scope.COL: "[ei]", Scope.ELEM: ""}[scope]
         value = self.context.values.get(v.name)
         if value is None:
-            return self.context.spell(v)
+            shared = self.context.kernel.buffer(v.name) is not None
+            return f"{v.name}_at[ei]" if shared else self.context.spell(v)
         if value.fragment is Fragment.UNI:
             return v.name
         if value.fragment is Fragment.OPA:
             return f"unpack_{value.dtype}({self.packed(v.name, value)}, ei)"
-        index = {Fragment.ACC: "at", Fragment.COL: "2 * ci + ei"}.get(value.fragment, "ri")
-        return f"{v.name}[{index}]"
+        return f"{v.name}[{'at' if value.fragment is Fragment.ACC else 'ri'}]"
 
     def packed(self, name: str, value: Value) -> str:
         """The pair of columns 8 ci + 2 quad and its neighbour."""

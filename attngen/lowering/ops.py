@@ -33,6 +33,10 @@ def calls(context: RoleContext, op: Op) -> Iterator[tuple[str, dict[str, Argumen
             yield kind, {"dst": op.dst.name, "value": context.expr(op.value), "count": value.registers}
         case o.CpAsync():
             yield kind, copy_arguments(context, op)
+        case o.CpVector():
+            yield kind, {"dst": context.address(op.dst), "base": context.head(op.src, Heads.Q, op.head),
+                         "row": context.expr(op.row), "limit": context.expr(op.limit),
+                         "count": context.buffer(op.dst).layout.cols}  # fmt: skip
         case o.CpWait():
             yield kind, {"pending": op.pending}
         case o.CpCommit():

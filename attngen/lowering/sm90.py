@@ -263,8 +263,6 @@ def hopper_calls(context: HopperContext, op: Op) -> list[Call] | None:
         case o.BulkLoad():
             return one(kind, dst=context.address(op.dst), src=op.src, head=head_of(op.heads), at=context.expr(op.at),
                        bytes=op.bytes, bar=context.barrier(op.bar))  # fmt: skip
-        case o.LdVec():
-            return one(kind, dst=op.dst.name, src=context.address(op.src), tiles=context.value_of(op.dst).cols // 8)
         case o.RedFrag():
             return one(kind, dst=op.dst, src=context.c_name(op.src), head=head_of(op.heads), at=context.expr(op.at),
                        tiles=context.value_of(op.src).cols // 8)  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from attngen.cprint import C_DTYPE, Printer
 from attngen.errors import PassError
+from attngen.expr import B, H, I, J, Op, rewrite, var, walk
 from attngen.exprtext import show
 from attngen.ir import ops as o
 from attngen.ir.ops import Scope
@@ -106,11 +107,34 @@ def _stored(context: RoleContext, t: TensorArg, value: str) -> list[str]:
     return call(context.target, "store_packed", {**arguments, "pack": f"pack_{t.elem.value}x2"})
 
 
+ELEMENT = (B, H, I, J)
+
+
 def sum_rows_call(context: RoleContext, op: o.SumRows) -> dict[str, Argument]:
     """Sums of a row over its elements, then statements of the row; a target that is a tensor is stored."""
     tensors = {t.name: t for t in context.kernel.tensors}
     lines: dict[Scope, list[str]] = {Scope.ELEM: [], Scope.ROW: []}
+    sums = [s.target for s in op.body if s.accumulate]
+    before, after = list[str](), list[str]()
+    if op.pairs:
+        for e in walk(*(s.value for s in op.body if s.scope is Scope.ELEM)):
+            if e.op is Op.LOAD and e.args == ELEMENT:
+                x = f"{e.name}_at"
+                before += call(context.target, "load_pair", {"x": x, "src": e.name, "elem": tensors[e.name].elem.value})
     for s in op.body:
+        if op.pairs and s.scope is Scope.ELEM:
+            paired = rewrite(s.value, lambda e: var(f"{e.name}_at", e.dtype) if e.args == ELEMENT else None)
+            printer = Printer(lambda v: f"{v.name}[ei]" if v.name.endswith("_at") else context.spell(v), context.elems)
+            text = printer.temporaries(paired)
+            if s.target in tensors:
+                before.append(f"float {s.target}_of[2];")
+                text.append(f"{s.target}_of[ei] = {printer(paired)};")
+                pack = f"pack_{tensors[s.target].elem.value}x2"
+                after += call(context.target, "store_pair", {"dst": s.target, "pack": pack})
+            else:
+                text.append(f"{s.target} += {printer(paired)};")
+            lines[s.scope] += [f"// {s.target} {'+=' if s.accumulate else '='} {show(s.value)}", *text]
+            continue
         printer = Printer(context.spell, context.elems, context.dense)
         text = [f"// {s.target} {'+=' if s.accumulate else '='} {show(s.value)}", *printer.temporaries(s.value)]
         if s.target in tensors:
@@ -120,5 +144,7 @@ def sum_rows_call(context: RoleContext, op: o.SumRows) -> dict[str, Argument]:
         else:
             text.append(f"const {C_DTYPE[s.value.dtype]} {s.target} = {printer(s.value)};")
         lines[s.scope] += text
-    sums = [s.target for s in op.body if s.accumulate]
-    return {"cols": op.cols, "sums": sums, "each": lines[Scope.ELEM], "after": lines[Scope.ROW]}
+    row = [line for x in sums for line in call(context.target, "sum_lanes", {"x": x})]
+    if lines[Scope.ROW]:
+        row += call(context.target, "when", {"predicate": "lane == 0", "body": lines[Scope.ROW]})
+    return {"cols": op.cols, "sums": sums, "before": before, "each": lines[Scope.ELEM], "after": after, "row": row}

@@ -238,7 +238,7 @@ class Builder:
                 burst = burst_of(self.costs.operands(op), rates, tensor)
                 wait = Action(Does.PASS, name, amount=rates.product_latency)
                 return (Action(Does.COMPUTE, name, burst=burst), wait), True
-            case o.CpAsync():
+            case o.CpAsync() | o.CpVector():
                 work = self.costs.work(op)
                 assert work is not None
                 copy = Action(Does.COPY, name, moved=self.costs.moved(op) / self.teams)

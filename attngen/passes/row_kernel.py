@@ -1,7 +1,8 @@
 """row_kernel: Graph -> Kernel. One number a row, made from the row's results and their gradients.
 
 Before   a graph whose values are row values and sums over a head dimension
-After    a kernel with one warp a row: lanes take elements in turn, the sums are exchanged, one lane stores
+After    a kernel with one warp a row: lanes take pairs of elements in turn, at once where rows are aligned; the
+         sums are exchanged, one lane stores
 Why      every key tile of a row needs delta; computed there it would be computed again for each of them"""
 
 from __future__ import annotations
@@ -29,8 +30,11 @@ WARPS = 8
 GROUP_THREADS, ROWS_A_GROUP = 128, 64  # of a warpgroup
 
 
-def row_kernel(graph: Graph, name: str, elem: Elem, width: int, captures: tuple[TensorArg, ...]) -> Kernel:
-    """`elem`: of the inputs with a head dimension, whose size is `width`. Outputs are f32 [B, H, Sq]."""
+def row_kernel(
+    graph: Graph, name: str, elem: Elem, width: int, captures: tuple[TensorArg, ...], aligned: bool
+) -> Kernel:
+    """`elem`: of the inputs with a head dimension, whose size is `width`. Outputs are f32 [B, H, Sq]. aligned: rows of
+    these inputs are dense and start on 16 bytes."""
     body: list[Stmt] = []
     stored = {n.x for n in graph.of(Output) if isinstance(n, Output)}
     tensors: list[TensorArg] = []
@@ -62,7 +66,8 @@ def row_kernel(graph: Graph, name: str, elem: Elem, width: int, captures: tuple[
                 raise PassError(f"row_kernel: {node.id} is no value of a row")
     read = {e.name for e in loads(*(s.value for s in body))}
     tensors += [t for t in captures if t.name in read]
-    item = Item(lets=(), body=(Block(name="rows", ops=(SumRows(id="R1", body=tuple(body), cols=width),)),))
+    sums = SumRows(id="R1", body=tuple(body), cols=width, pairs=aligned)
+    item = Item(lets=(), body=(Block(name="rows", ops=(sums,)),))
     return Kernel(
         name=name, threads=32 * WARPS, min_ctas=1,
         work=Work(source=WorkSource.ROWS, order=Order.ASCENDING, block_m=1), tensors=tuple(tensors),
@@ -101,7 +106,7 @@ def cast_kernel(graph: Graph, out: Output, node: Contract, elem: Elem, width: in
         TensorArg(name=node.id, elem=Elem.F32, rank=4, access=Access.WORK),
         TensorArg(name=out.x, elem=elem, rank=4, access=Access.OUT),
     )
-    cast = SumRows(id="C1", body=(Stmt(scope=Scope.ELEM, target=out.x, value=value),), cols=width)
+    cast = SumRows(id="C1", body=(Stmt(scope=Scope.ELEM, target=out.x, value=value),), cols=width, pairs=True)
     names = sorted(variables(value) & {SCALE.name})
     scalars = [ScalarArg(name=n, dtype=DType.I32) for n in ("batch", "heads", "seqlen_q")]
     return Kernel(

@@ -56,16 +56,16 @@ from attngen.ir.program import (
     LoadTile,
     LoadVector,
     Program,
-    ReadVector,
     StageTile,
     StoreTile,
     StoreVector,
     TileValue,
 )  # fmt: skip
 from attngen.ir.schedule import Access, Elem, Fact, TensorArg, Workspace
+from attngen.layout import Fragment
 from attngen.passes.bounded import bounded
 from attngen.passes.choose import padded
-from attngen.layout import Fragment
+from attngen.passes.choose_sums import width
 from attngen.passes.key_visits import BACK, I_HI, I_LO, TRANSPOSED, group_loop, key_workspaces, query_tiles
 from attngen.passes.partition import Owned
 from attngen.passes.place import PACKED
@@ -97,6 +97,11 @@ def tile_name(prefix: str, node: str) -> str:
     return f"{prefix}{d}{node[len(d):].capitalize()}"
 
 
+def vector_name(rows: str) -> str:
+    """sLse_rows of lse_rows."""
+    return f"s{rows.capitalize()}"
+
+
 @dataclass
 class _Tiler:
     owned: Owned
@@ -121,7 +126,8 @@ class _Tiler:
         return Ref(name=name)
 
     def width(self, axis: Axis) -> int:
-        return padded(getattr(self.signature, WIDTH[axis]))
+        head_dim = getattr(self.signature, WIDTH[axis])
+        return width(self.owned, head_dim) if isinstance(self.config, Config) else padded(head_dim)
 
     # ---- loads -------------------------------------------------------------------------------------------------
 
@@ -181,11 +187,11 @@ class _Tiler:
             Target(out.x, where(exists, self.value_of(out.x), ZERO), accumulate=True, index=clamped(out))
             for out in element_sums(self.graph)
         ]
-        if not self.column_rows:
+        if self.owned.own is Axis.M:
             return tuple(targets)
+        # row values of the queries are values of the columns
         rows = frozenset(node.id for node in self.graph.of(Input))
-        lifted = (replace(t, value=lift_rows(t.value, rows, self.vector)) for t in targets)
-        return tuple(lifted)
+        return tuple(replace(t, value=lift_rows(t.value, rows, self.vector)) for t in targets)
 
     def weights(self, targets: tuple[Target, ...], masked: bool) -> tuple[Stmt, ...]:
         """Statements that make them."""
@@ -193,11 +199,6 @@ class _Tiler:
             visible = self.visible()
             targets = tuple(replace(t, value=where(visible, t.value, ZERO)) for t in targets)
         return self.scopes.split(*targets)
-
-    @property
-    def column_rows(self) -> bool:
-        """Whether row values are those of columns, and come by the copy engine."""
-        return isinstance(self.config, HopperSumsConfig) and self.owned.own is Axis.N
 
     def row_values(self) -> dict[Expr, Expr]:
         """What a load of a row value is where rows are worked out."""
@@ -210,14 +211,20 @@ class _Tiler:
             base = next(x.name for x in walk(e) if x.op is Op.LOAD)
             number = sum(n.startswith(f"{base}_rows") for n in self.vectors.values())
             name = self.vectors[e] = f"{base}_rows{number or ''}"
-            cols = self.config.block_n
-            axes = ("", self.owned.stream.value)
-            shared = TileValue(name=tile_name("s", name), elem=Elem.F32, rows=1, cols=cols, axes=axes)
-            read = TileValue(name=tile_name("c", name), elem=Elem.F32, rows=0, cols=cols, axes=axes,
-                             fragment=Fragment.COL)  # fmt: skip
-            self.values.update({v.name: v for v in (shared, read)})
-            self.fragments[read.name] = Scope.COL
-        return var(tile_name("c", self.vectors[e]), DType.F32)
+            self.value(vector_name(name), self.config.block_n, 0, (self.owned.stream.value, ""))
+            self.fragments[vector_name(name)] = Scope.COL
+        return var(vector_name(self.vectors[e]), DType.F32)
+
+    def vector_loads(self) -> Iterator[LoadVector]:
+        for name in self.vectors.values():
+            row = mul(i32(TILE[self.owned.stream]), const(self.config.block_n))
+            yield LoadVector(id="", dst=Ref(name=vector_name(name)), src=name, row=row, limit=SEQLEN_Q, head=H)
+
+    def shared(self, *targets: Target) -> tuple[Ref, ...]:
+        """The vectors that targets read."""
+        names = {n for t in targets for e in (t.value, *t.index) for n in variables(e)}
+        found = (vector_name(name) for name in self.vectors.values())
+        return tuple(Ref(name=n) for n in found if n in names)
 
     def value_of(self, name: str) -> Expr:
         _check_hidden(name, self.weight(name, hidden=True))
@@ -274,13 +281,9 @@ class _Tiler:
             self.value(out.x, self.config.block_m, 0, (self.owned.own.value, ""))
         loads = [self.load("", node, False) for node, own in self.inputs() if not own]
         made = self.together(heads, targets) if parts is None else self.apart(heads, parts)
-        columns = [
-            LoadVector(id="", dst=Ref(name=tile_name("s", name)), src=name, heads=Heads.Q,
-                       row=mul(i32(TILE[self.owned.stream]), const(self.config.block_n)))
-            for name in self.vectors.values()
-        ]  # fmt: skip
-        shed = [op for _, node in self.owned.shed() for op in self.part(node, parts)]
-        return tuple(replace(op, id=f"o{n}") for n, op in enumerate([*loads, *columns, *made, *shed]))
+        shed = (op for _, node in self.owned.shed() for op in self.part(node))
+        ops = (*loads, *self.vector_loads(), *made, *shed)
+        return tuple(replace(op, id=f"o{n}") for n, op in enumerate(ops))
 
     def element(self, name: str) -> None:
         """A value of 16 bits for each pair of a step."""
@@ -307,9 +310,7 @@ class _Tiler:
         return name if parts is None else parts.place.get(name, name)
 
     def maps(self, over: Ref | None, targets: tuple[Target, ...]) -> Iterator[TileOp]:
-        """The map that makes some targets, one for each class of tiles; before it what it reads from shared memory."""
-        names = {n for t in targets for e in (t.value, *t.index) for n in variables(e)}
-        yield from self.columns(names)
+        """The map that makes some targets, one for each class of tiles."""
         for cls in self.classes:
             statements = self.weights(targets, cls == TileClass.MASKED.value)
             if over is None or over.name == PLAIN:  # a weight of the positions alone, the only one there is
@@ -318,17 +319,14 @@ class _Tiler:
                 *first, last = statements
                 statements = (*first, replace(last, target=PLAIN), replace(last, value=var(PLAIN, DType.F32)))
             only = cls if len(self.classes) > 1 else ""
-            yield MapOp(id="", over=over, body=statements, only=only, note=_where(self.variant, "score"))
-
-    def columns(self, names: set[str]) -> Iterator[TileOp]:
-        for vector in self.vectors.values():
-            if tile_name("c", vector) in names:
-                yield ReadVector(id="", dst=Ref(name=tile_name("c", vector)), src=Ref(name=tile_name("s", vector)))
+            yield MapOp(id="", over=over, copies=self.shared(*targets), body=statements, only=only,
+                        note=_where(self.variant, "score"))  # fmt: skip
 
     def together(self, heads: list[ContractTile], targets: tuple[Target, ...]) -> Iterator[TileOp]:
         """All products of scores, then one map that makes all weights."""
         yield from heads
         yield from self.maps(heads[0].d if heads else None, targets)
+        yield from self.staged(None)
         yield from self.sum_products(None)
 
     def apart(self, heads: list[ContractTile], parts: Halves) -> Iterator[TileOp]:
@@ -345,8 +343,8 @@ class _Tiler:
         for op in others:
             start = parts.start.get(op.d.name)
             if start is not None:
-                yield from self.columns({start.name})
-                yield MapOp(id="", over=op.d, body=self.scopes.split(Target(op.d.name, negated(start))))
+                target = Target(op.d.name, negated(start))
+                yield MapOp(id="", over=op.d, copies=self.shared(target), body=self.scopes.split(target))
         yield from (replace(op, zero=op.d.name not in parts.start) for op in others)
         early = {t.name for t in parts.early}
         sums = [(op, own_name(self.left(node))) for op, (_, node) in
@@ -354,17 +352,21 @@ class _Tiler:
         ready = [op for op, name in sums if name in early and name not in parts.place]
         yield from ready
         yield from self.maps(others[-1].d, parts.late)
+        yield from self.staged(parts)
         yield from (op for op, _ in sums if op not in ready)
 
-    def part(self, node: Contract, parts: Halves | None) -> Iterator[TileOp]:
-        """A tile's part of a sum over the owned axis: its weights cross the warps, and it is added up in memory."""
-        rows, cols = self.config.block_m, self.config.block_n
-        own, stream = self.owned.own, self.owned.stream
-        weight, width = self.left(node), node.axes[3]
-        staged = self.value(tile_name("s", weight), rows, cols, (own.value, stream.value), self.elem)
+    def staged(self, parts: Halves | None) -> Iterator[StageTile]:
+        """Weights that cross the warps; before the products of sums, which hide how long it takes."""
+        axes = (self.owned.own.value, self.owned.stream.value)
+        for weight in dict.fromkeys(self.left(node) for _, node in self.owned.shed()):
+            dst = self.value(tile_name("s", weight), self.config.block_m, self.config.block_n, axes, self.elem)
+            yield StageTile(id="", dst=dst, src=Ref(name=self.operand(parts, weight)))
+
+    def part(self, node: Contract) -> Iterator[TileOp]:
+        """A tile's part of a sum over the owned axis, added up in memory."""
+        cols, stream, width = self.config.block_n, self.owned.stream, node.axes[3]
         d = self.value(tile_name("r", node.id), cols, self.width(width), (stream.value, width.value))
-        yield StageTile(id="", dst=staged, src=Ref(name=self.operand(parts, weight)))
-        a, b = replace(staged, transposed=True), Ref(name=tile_name("s", self.right(node)))
+        a, b = Ref(name=tile_name("s", self.left(node)), transposed=True), Ref(name=tile_name("s", self.right(node)))
         yield ContractTile(id="", d=d, a=a, b=b, zero=True)
         row = mul(i32(TILE[stream]), const(cols))
         yield AddTile(id="", dst=node.id, src=d, heads=Heads.Q, row=row, limit=LENGTH[stream])
@@ -574,11 +576,12 @@ def _tensors(t: _Tiler, workspaces: tuple[Workspace, ...]) -> tuple[TensorArg, .
     """Inputs, outputs, captured tensors that expressions read, workspaces."""
     tensors: list[TensorArg] = []
     tiles = {node.id for node, _ in t.inputs()}
+    owned_rows = t.owned.own is Axis.M  # else they come as vectors
     for node in t.graph.of(Input):
         if node.id in tiles:
             access = Access.CAPTURE if node.id == "dout" else Access.IN
             tensors.append(TensorArg(name=node.id, elem=t.elem, rank=4, access=access))
-        elif not t.column_rows:
+        elif owned_rows:
             access = Access.IN if node.id in GIVEN_ROWS else Access.WORK
             tensors.append(TensorArg(name=node.id, elem=Elem.F32, rank=3, access=access))
     tensors += [TensorArg(name=n, elem=Elem.F32, rank=3, access=Access.WORK) for n in t.vectors.values()]

@@ -9,6 +9,7 @@ namespace emu {
 struct Copy {
   u32 dst;
   const void* src;  // null: zeros
+  int bytes;
   int line;
   bool landed;
 };

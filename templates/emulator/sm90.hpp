@@ -45,10 +45,6 @@ template <int N> DI void setmaxnreg_dec(LINE) { emu::set_max_registers(N, false,
 
 DI void fence_proxy_async(LINE) { emu::proxy_fence(line); }
 DI void warp_sync(LINE) { emu::warp_vote(true, line); }
-DI void ld_shared_v2_f32(float& x0, float& x1, u32 addr, LINE) {
-  const float* x = (const float*)emu::shared_read(addr, 8, line);
-  x0 = x[0], x1 = x[1];
-}
 DI void red_add_v4_f32(float* p, float x0, float x1, float x2, float x3, LINE) {
   float* to = (float*)emu::global_write(p, 16, line);
   to[0] += emu::used(x0, line), to[1] += emu::used(x1, line), to[2] += emu::used(x2, line), to[3] += emu::used(x3, line);

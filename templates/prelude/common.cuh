@@ -94,6 +94,21 @@ DI u32 ld_global_u8(const u8* p) {
   return x;
 }
 
+// ld.global.nc.b32, two bf16 as the upper halves of f32; p a multiple of 4
+DI void ld_v2_bf16(float& x0, float& x1, const u16* p) {
+  asm("{\n.reg .b32 x;\nld.global.nc.b32 x, [%2];\nshl.b32 %0, x, 16;\nand.b32 %1, x, 0xffff0000;\n}" : "=f"(x0), "=f"(x1) : "l"(p));
+}
+
+// ld.global.nc.b32, cvt.f32.f16 of both halves; p a multiple of 4
+DI void ld_v2_f16(float& x0, float& x1, const u16* p) {
+  asm("{\n.reg .b16 lo, hi;\n.reg .b32 x;\nld.global.nc.b32 x, [%2];\nmov.b32 {lo, hi}, x;\ncvt.f32.f16 %0, lo;\ncvt.f32.f16 %1, hi;\n}" : "=f"(x0), "=f"(x1) : "l"(p));
+}
+
+// ld.global.nc.v2.f32: p a multiple of 8
+DI void ld_v2_f32(float& x0, float& x1, const float* p) {
+  asm("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(x0), "=f"(x1) : "l"(p));
+}
+
 // st.global.f32
 DI void st_f32(float* p, float x) { asm volatile("st.global.f32 [%0], %1;" ::"l"(p), "f"(x) : "memory"); }
 
@@ -129,6 +144,11 @@ DI void ld_shared_v4(u32& x0, u32& x1, u32& x2, u32& x3, u32 addr) {
 
 // st.shared.u32: addr a multiple of 4
 DI void st_shared_u32(u32 addr, u32 x) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(addr), "r"(x) : "memory"); }
+
+// ld.shared.v2.f32: 8 bytes, addr a multiple of 8
+DI void ld_shared_v2_f32(float& x0, float& x1, u32 addr) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x0), "=f"(x1) : "r"(addr) : "memory");
+}
 
 // ld.shared.u32: addr a multiple of 4
 DI u32 ld_shared_u32(u32 addr) {

@@ -82,11 +82,6 @@ DI void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: 
 // bar.warp.sync: what the lanes of the warp wrote before is visible to each of them
 DI void warp_sync() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
 
-// ld.shared.v2.f32: addr a multiple of 8
-DI void ld_shared_v2_f32(float& x0, float& x1, u32 addr) {
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x0), "=f"(x1) : "r"(addr));
-}
-
 // red.global.add.v4.f32: adds to four neighbours, in no order among threads; p a multiple of 16 bytes
 DI void red_add_v4_f32(float* p, float x0, float x1, float x2, float x3) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(x0), "f"(x1), "f"(x2), "f"(x3) : "memory");

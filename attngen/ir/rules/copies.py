@@ -25,11 +25,11 @@ def copy_groups(case: Case) -> Iterator[Finding]:
 
     for walked in case.memory.walks:
         closed: list[str] = []
-        copies: list[o.CpAsync] = []
+        copies: list[o.CpAsync | o.CpVector] = []
         arrived = 0
         for event in walked.events:
             op = event.op
-            if isinstance(op, o.CpAsync):
+            if isinstance(op, o.CpAsync | o.CpVector):
                 copies.append(op)
             elif isinstance(op, o.CpCommit):
                 closed.append(op.group)

@@ -7,7 +7,8 @@ Rules, in this order:
     run.
  3. The widest streamed tile that registers allow, in multiples of 64 where its weights cross the warps: fewer waits a
     row.
- 4. As many slots of streamed tiles as shared memory has, up to three."""
+ 4. As many slots of streamed tiles as shared memory has, up to three. Turns on the tensor cores cost registers, and
+    gain little: the warpgroups are out of step by themselves."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ Why      the weights of a tile are ready at the end of its step. Whatever waits 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
 from attngen.config import HopperSumsConfig
@@ -26,7 +26,6 @@ from attngen.ir.ops import (
     Completion,
     Fill,
     Heads,
-    LdVec,
     Map,
     Proxy,
     RedFrag,
@@ -47,7 +46,6 @@ from attngen.ir.program import (
     LoadTile,
     LoadVector,
     Program,
-    ReadVector,
     Space,
     StageTile,
     StoreTile,
@@ -101,9 +99,8 @@ class SumStager:
         body = program.loop.body
         self.loads = [op for op in body if isinstance(op, LoadTile | LoadVector)]
         self.item_loads = [op for op in program.prologue if isinstance(op, LoadTile)]
-        at = next((k for k, op in enumerate(body) if isinstance(op, StageTile)), None)
         # what follows a staged tile is work of another role
-        self.shed = [] if at is None else [op for op in body[at + 1 :] if isinstance(op, ContractTile | AddTile)]
+        self.shed = [op for op in body if isinstance(op, AddTile) or op in _of_staged(body)]
         self.body = [op for op in body if op not in self.shed and not isinstance(op, LoadTile | LoadVector)]
 
     # ---- tiles as indices ------------------------------------------------------------------------------------------
@@ -124,12 +121,12 @@ class SumStager:
                 # an owned tile is read whole where it is the right operand
                 b = op.b if op.b.name not in self.per_tile else self.ref(op.b, tile)
                 return Wgmma(id="", d=op.d, a=self.ref(op.a, tile), b=b, group=f"g_{op.d.name}", zero=op.zero)
-            case ReadVector():
-                return LdVec(id="", dst=op.dst, src=self.ref(op.src, tile))
+            case Map():
+                return dataclasses.replace(op, copies=tuple(self.ref(r, tile) for r in op.copies))
             case StageTile():
                 dst = dataclasses.replace(op.dst, index=(tile, W))
                 return StFrag(id="", dst=dst, src=op.src)
-            case Map() | Reduce() | Fill():
+            case Reduce() | Fill():
                 return op
             case _:
                 raise PassError(f"stage_sums: {type(op).__name__} has no counterpart on this target")
@@ -281,14 +278,17 @@ class SumStager:
         tiles = sorted((op for op in self.loads if isinstance(op, LoadTile)), key=lambda op: reads.index(op.dst.name))
         items = sorted(self.item_loads, key=lambda op: reads.index(op.dst.name))
         vectors = [op for op in self.loads if isinstance(op, LoadVector)]
+        # vectors travel with a tile that is kept until the next step: a product hands both back
+        kept = {op.b.name for op in self.late}
+        carrier = next((op for op in tiles if op.dst.name in kept), None)
         ops: list[AnyOp] = []
         for n in range(max(len(tiles), len(items))):
             ops += [self.load(op, item=True) for op in items[n : n + 1]]
             ops += [self.load(op) for op in tiles[n : n + 1]]
-            if n == 0 and tiles:  # they are awaited with the first tile
-                bar = Ref(name=f"{ring_of(tiles[0].dst.name)}.full", index=(T,))
+            if carrier is not None and tiles[n : n + 1] == [carrier]:
+                bar = Ref(name=f"{ring_of(carrier.dst.name)}.full", index=(T,))
                 ops += [
-                    BulkLoad(id="", dst=dataclasses.replace(v.dst, index=(T,)), src=v.src, heads=v.heads, at=v.row,
+                    BulkLoad(id="", dst=dataclasses.replace(v.dst, index=(T,)), src=v.src, heads=Heads.Q, at=v.row,
                              bytes=4 * self.config.block_n, bar=bar)
                     for v in vectors
                 ]  # fmt: skip
@@ -334,6 +334,12 @@ class SumStager:
     def registers(self) -> tuple[int, int, int]:
         held = sum(w // 2 for w in {p.width for p in self.parts()}) if self.shed else None
         return role_registers(self.config.warpgroups, held, self.target)
+
+
+def _of_staged(body: Sequence[Step]) -> list[Step]:
+    """Products of tiles that cross the warps."""
+    staged = {op.dst.name for op in body if isinstance(op, StageTile)}
+    return [op for op in body if isinstance(op, ContractTile) and op.a.name in staged]
 
 
 def role_registers(warpgroups: int, held: int | None, target: Target) -> tuple[int, int, int]:
