@@ -128,13 +128,15 @@ class HopperSumsConfig:
     streamed tiles of block_n rows in `slots` slots.
 
     split: the weights are made in two maps, each behind the product that it needs, and what the first knows is kept in
-    16 bits; else both tiles of scores are held until one map makes all. turns: as in HopperConfig."""
+    16 bits; else both tiles of scores are held until one map makes all. turns: as in HopperConfig. unroll: the loop is
+    written out for two slots, whose addresses are then numbers."""
 
     warpgroups: int
     block_n: int
     slots: int = 2
     split: bool = True
-    turns: bool = True
+    turns: bool = False
+    unroll: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.warpgroups <= 4:
@@ -145,6 +147,8 @@ class HopperSumsConfig:
             raise SignatureError(f"slots={self.slots}: allowed are 1 to 8")
         if self.turns and self.warpgroups == 1:
             raise SignatureError("turns=True with warpgroups=1: one takes no turns; give turns=False, or more of them")
+        if self.unroll and self.slots != 2:
+            raise SignatureError(f"unroll=True with slots={self.slots}: a loop is unrolled for slots=2")
 
     @property
     def block_m(self) -> int:
@@ -160,7 +164,8 @@ class HopperSumsConfig:
 
     def __str__(self) -> str:
         tiles = f"m{self.block_m}n{self.block_n}g{self.warpgroups} s{self.slots}"
-        return f"{tiles} {'split' if self.split else 'joint'}{' turns' if self.turns else ''}"
+        flags = "".join(f" {name}" for name in ("turns", "unroll") if getattr(self, name))
+        return f"{tiles} {'split' if self.split else 'joint'}{flags}"
 
 
 AnyConfig = Config | HopperConfig | HopperSumsConfig

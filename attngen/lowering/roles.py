@@ -75,23 +75,38 @@ def tiles_lines(context: HopperContext, node: Tiles) -> list[str]:
 
 
 def branched(context: HopperContext, node: Tiles, head: list[str]) -> list[str]:
-    """One body for all classes; ops of one class stand under a uniform branch. The slots are not numbers, and the
-    drain stands once behind the loop."""
+    """One body for all classes; ops of one class stand under a uniform branch."""
+    cls, total = ", ".join(r.cls for r in node.ranges), context.expr(node.ranges[-1].end)
+    used = lets(context, _used(node.lets, node.drain))
+    if node.unroll == 1:
+        ranges = [{"cls": cls, "end": total, "body": indented([*head, *branches(context, node, {})])}]
+        loop = call(context.target, "tiles", {"var": node.var, "start": node.start, "ranges": ranges})
+        drain = step_lines(context, node.drain, "", {})
+        return [*loop, *(["{", *(f"  {x}" for x in [*used, *drain]), "}"] if drain else [])]
+    body: list[str] = []
+    for number in range(node.unroll):
+        values = phase_values(node, number)
+        body += call(context.target, "phase", {
+            "var": node.var, "total": total, "step": [*head, *branches(context, node, values)],
+            "drain": [*used, *step_lines(context, node.drain, "", values)],
+        })  # fmt: skip
+    ranges = [{"cls": cls, "condition": "true", "body": indented(body)}]
+    return call(context.target, "tiles_drained", {"var": node.var, "start": node.start, "ranges": ranges})
+
+
+def branches(context: HopperContext, node: Tiles, values: Values) -> list[str]:
+    """The ops of a step; those of one class under a branch."""
     context.flying = []
-    body = list(head)
+    lines: list[str] = []
     for step in node.step:
-        assert not isinstance(step, Guard)
-        lines = op_lines(context, step)
+        bound = at_phase(step, values)
+        assert not isinstance(bound, Guard)
+        own = op_lines(context, bound)
         if step.only:
             inside = " || ".join(within(context, node, k) for k, r in enumerate(node.ranges) if r.cls == step.only)
-            lines = call(context.target, "when", {"predicate": inside or "true", "body": lines})
-        body += [f"// {describe(step)}", *lines]
-    cls = ", ".join(r.cls for r in node.ranges)
-    ranges = [{"cls": cls, "end": context.expr(node.ranges[-1].end), "body": indented(body)}]
-    loop = call(context.target, "tiles", {"var": node.var, "start": node.start, "ranges": ranges})
-    drain = step_lines(context, node.drain, "", {})
-    used = lets(context, _used(node.lets, node.drain))
-    return [*loop, *(["{", *(f"  {x}" for x in [*used, *drain]), "}"] if drain else [])]
+            own = call(context.target, "when", {"predicate": inside or "true", "body": own})
+        lines += [f"// {describe(step)}", *own]
+    return lines
 
 
 def _used(found: Sequence[Stmt], steps: Sequence[Step]) -> list[Stmt]:

@@ -66,7 +66,9 @@ def shapes(owned: Owned, split: bool) -> Iterator[HopperSumsConfig]:
     for groups in (2, 1):
         for block_n in (w for w in WIDTHS if w % step == 0):
             for slots in SLOTS:
-                yield HopperSumsConfig(groups, block_n, slots, split, groups > 1)
+                for turns in (False, True)[:groups]:
+                    for unroll in (False, True)[: 4 - slots]:
+                        yield HopperSumsConfig(groups, block_n, slots, split, turns, unroll)
 
 
 def fits(owned: Owned, signature: Signature, target: Target, config: HopperSumsConfig, held: int) -> bool:

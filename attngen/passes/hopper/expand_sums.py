@@ -1,13 +1,15 @@
 """expand_sums: Kernel -> Kernel. Tile counters become slots.
 
 Before   buffers and barriers indexed by the tile's counter: `sQ[t]`, `sQ[t - 1]`
-After    by its remainder. Loops of plain sums are not unrolled: the slot is a number that the loop keeps, and is added
-         to descriptors
-Why      one body with a branch around the mask is what the compiler takes without making the products synchronous"""
+After    by its remainder. In an unrolled loop addresses, descriptors and parity bits are numbers; else the loop keeps the
+         slot, which is added to them
+Why      numbers cost neither registers nor instructions, but the code of a step is long, and the compiler gives up on
+         some loops that are longer"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 from attngen.expr import DType, Expr, Op, add, const, make, var
@@ -19,7 +21,7 @@ from attngen.passes.hopper.synchronize_sums import behind
 
 
 class Slots:
-    """What the remainders of counters are called in one role, and their values."""
+    """What the remainders of counters are called in one loop, and their values."""
 
     def __init__(self, slots: dict[str, int]) -> None:
         self.slots = slots
@@ -47,7 +49,7 @@ class Slots:
         yield var(self.lets[key].target, DType.I32)
 
 
-def _role(role: Role, slots: dict[str, int]) -> Role:
+def _role(role: Role, slots: dict[str, int], unroll: bool) -> Role:
     body: list[Block | Tiles] = []
     for node in role.item.body:
         names = Slots(slots)
@@ -55,12 +57,17 @@ def _role(role: Role, slots: dict[str, int]) -> Role:
             body.append(dataclasses.replace(node, ops=tuple(indexed(s, names) for s in node.ops)))
             continue
         step, drain = (tuple(indexed(s, names) for s in part) for part in (node.step, node.drain))
-        body.append(dataclasses.replace(node, step=step, drain=drain, lets=(*node.lets, *names.lets.values())))
+        lets = tuple(names.lets.values())
+        if unroll and not role.single:
+            node = dataclasses.replace(node, unroll=math.lcm(*(size for _, size in names.lets)), phase=lets)
+        else:
+            node = dataclasses.replace(node, lets=(*node.lets, *lets))
+        body.append(dataclasses.replace(node, step=step, drain=drain))
     return dataclasses.replace(role, item=dataclasses.replace(role.item, body=tuple(body)))
 
 
-def expand_sums(kernel: Kernel) -> Kernel:
+def expand_sums(kernel: Kernel, unroll: bool) -> Kernel:
     item = {b for r in kernel.rings if r.slots == 1 for b in r.buffers}
     slots = {b.name: b.slots for b in kernel.buffers for r in kernel.rings if b.name in r.buffers and b.name not in item}
     slots |= {r.name: r.slots for r in kernel.rings if r.slots > 1}
-    return dataclasses.replace(kernel, roles=tuple(_role(r, slots) for r in kernel.roles))
+    return dataclasses.replace(kernel, roles=tuple(_role(r, slots, unroll) for r in kernel.roles))

@@ -17,5 +17,5 @@ def sums_kernel(program: Program, target: Target) -> Kernel:
     assert isinstance(program.config, HopperSumsConfig)
     kernel = stage_sums(program, target)
     kernel = synchronize_sums(kernel, program.config.turns)
-    kernel = expand_sums(kernel)
+    kernel = expand_sums(kernel, program.config.unroll)
     return allocate_kernel(kernel)
