@@ -48,18 +48,18 @@ def scan_call(context: RoleContext, op: o.ScanTiles) -> dict[str, Argument]:
 
 
 def cast_frag_call(context: RoleContext, op: o.CastFrag) -> dict[str, Argument]:
-    """x: an element of a block; a thread has two neighbours of a row and of the eighth row below it."""
+    """x: an element of a block."""
     tensor = next(t for t in context.kernel.tensors if t.name == op.dst)
     width = context.head_dim(op.dst)
-    found = [(first, w, first + w <= width) for first, w in blocks(op.cols) if first < width]
+    found = [(first, w) for first, w in blocks(op.cols) if first < width]
     printer = Printer(lambda v: "x" if v.name == "x" else context.spell(v), context.elems, context.dense)
     return {
         "dst": op.dst, "src": op.src, "block": context.kernel.work.block_m * op.cols,
         "temporaries": printer.temporaries(op.value), "value": printer(op.value), "pack": f"pack_{tensor.elem.value}x2",
         "parts": [
             {"first": str(first), "at": str(first * context.kernel.work.block_m), "tiles": str(w // 8),
-             "inside": "true" if whole else f"j < {width}"}
-            for first, w, whole in found
+             "groups": str(-(-w // 32)), "width": str(min(w, width - first))}
+            for first, w in found
         ],
     }  # fmt: skip
 

@@ -26,6 +26,7 @@ from attngen.expr import (
     load,
     make,
     maximum,
+    minimum,
     mul,
     sub,
     substitute,
@@ -125,7 +126,10 @@ def group_loop(
     if least:
         lets.append(_let("count", maximum(ends[-1], const(1))))
         count = maximum(count, const(1))
-        tile = where(make(Op.EQ, ends[-1], const(0)), const(0), tile)
+        if visit.source is VisitSource.TABLE:
+            tile = where(make(Op.EQ, ends[-1], const(0)), const(0), tile)
+        else:
+            tile = minimum(tile, sub(_tile_count(SEQLEN_Q, config.block_n), const(1)))
         ends = (*ends[:-1], i32("count"))
     # the head of a step, by an approximate reciprocal: exact below 2^20 steps, a division of integers takes longer
     per_count = make(Op.RCP, make(Op.F32, count))

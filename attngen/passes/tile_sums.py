@@ -82,6 +82,7 @@ from attngen.sums import tidy
 KEY_HEADS = {"k", "v"}
 KEY_KERNEL = "attn_bwd_keys"  # kernels that own keys: this name, and a number where there are several
 GIVEN_ROWS = {"lse", "dlse"}  # row values that a caller gives; others are made by a kernel of the module
+WIDEST_TILE = 256  # rows
 PLAIN = "rX"  # scores that no contraction makes
 LENGTH = {Axis.M: SEQLEN_Q, Axis.N: SEQLEN_K}
 TILE = {Axis.M: "m", Axis.N: "n"}
@@ -480,10 +481,11 @@ def clamped(out: Output) -> tuple[Expr, ...]:
     return bounded(load(out.into, out.index, DType.F32)).args
 
 
-def _space(name: str, config: SumsConfig) -> Workspace:
-    """Row values for the copy engine: whole tiles."""
+def _space(name: str) -> Workspace:
+    """Row values for the copy engine, as far as a tile of any kernel may reach beyond the last row."""
     lead = tuple(var(n, DType.I32) for n in ("batch", "heads"))
-    return Workspace(name=name, elem=Elem.F32, shape=(*lead, tiled(SEQLEN_Q, config.block_n)))
+    length = tiled(add(SEQLEN_Q, const(WIDEST_TILE)), WIDEST_TILE)
+    return Workspace(name=name, elem=Elem.F32, shape=(*lead, length))
 
 
 def tiled(length: Expr, block: int) -> Expr:
@@ -534,7 +536,7 @@ def tile_sums(owned: Owned, name: str, variant: Variant, signature: Signature, c
         items = tuple(scopes.lets.values())
     over = f"tiles of {'keys' if keys else 'queries'} own their sums"
     over += "".join(f", parts of {node.id} are added with red.add" for _, node in owned.shed())
-    spaces = tuple(_space(name, config) for name in t.vectors.values())
+    spaces = tuple(_space(name) for name in t.vectors.values())
     rows = tuple((name, substitute(e, t.row_values())) for e, name in t.vectors.items())
     return Program(
         name=name, head_dim_qk=signature.head_dim_qk, head_dim_v=signature.head_dim_v, config=config,

@@ -109,6 +109,7 @@ DI u32 pack_f16x2(float lo, float hi, LINE) {
 DI float unpack_bf16x2(u32 x, int which) { return emu::f32_of_bf16(which ? x >> 16 : x & 0xffff); }
 DI float unpack_f16x2(u32 x, int which) { return emu::f32_of_f16(which ? x >> 16 : x & 0xffff); }
 
+DI u32 shfl_xor_u32(u32 x, int mask, LINE) { return emu::warp_exchange(x, mask, line); }
 DI float shfl_xor_f32(float x, int mask, LINE) { return emu::float_of(emu::warp_exchange(emu::bits_of(x), mask, line)); }
 DI bool warp_any(bool x, LINE) { return emu::warp_vote(x, line) != 0; }
 DI bool warp_all(bool x, LINE) { return emu::warp_vote(x, line) == ~0u; }

@@ -252,6 +252,9 @@ DI float unpack_f16x2(u32 x, int which) {
 }
 
 // shfl.sync.bfly.b32: x of lane ^ mask
+DI u32 shfl_xor_u32(u32 x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
+
+// shfl.sync.bfly.b32: x of lane ^ mask
 DI float shfl_xor_f32(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
 
 // vote.sync.any: true where any lane of the warp says so
