@@ -57,7 +57,7 @@ def grid(kernel: Kernel, sizes: Mapping[str, int]) -> int:
     if work.source is WorkSource.ELEMENTS:
         count = -(-sizes["elements"] // kernel.threads)
     elif work.source is WorkSource.ROWS:
-        count = sizes["batch"] * sizes["heads"] * -(-sizes["seqlen_q"] // (kernel.threads // 32))
+        count = sizes["batch"] * sizes["heads"] * -(-sizes["seqlen_q"] // (kernel.threads // 32 * work.block_m))
     elif work.source is WorkSource.GRID_KEYS:
         count = -(-sizes["seqlen_k"] // work.block_m)
         count *= sizes["batch"] if work.per_batch else 1

@@ -459,13 +459,16 @@ class CompactTiles(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class SumRows(Op):
-    """Elements j < `cols` of a row (b, h, i), one warp a row: ELEM statements, of which `x += value` are sums over the
-    row, then ROW statements of the sums; a target named like an output tensor is stored. pairs: a lane reads and stores
-    its two neighbours at once, which are at [b, h, i, j] of dense tensors whose rows start on 8 bytes."""
+    """Elements j < `cols` of a row (b, h, i): ELEM statements, of which `x += value` are sums over the row, then ROW
+    statements of the sums; a target named like an output tensor is stored. lanes: that share a row, each with eight
+    neighbours, so that a warp has 32 / lanes rows; 0: a warp has a row, and a lane two neighbours at a time. at_once: the
+    neighbours at [b, h, i, j] are read, and stored, as one word of 16 (of two: 4 or 8) bytes, on which dense rows start.
+    The order of the sums does not depend on it."""
 
     body: tuple[Stmt, ...]
     cols: int
-    pairs: bool = False
+    lanes: int = 0
+    at_once: bool = False
     unit = Unit.GLOBAL
 
 

@@ -9,7 +9,7 @@ from attngen.ir import ops as o
 from attngen.ir.ops import Heads, Op, kind_of
 from attngen.lowering.context import RoleContext
 from attngen.lowering.maps import map_call, reduce_call
-from attngen.lowering.small import cast_frag_call, count_lines, index_bits, pointwise_lines, scan_call, sum_rows_call
+from attngen.lowering.small import cast_frag_call, count_lines, index_bits, pointwise_lines, scan_call, sum_eights_call, sum_rows_call
 from attngen.render import Argument
 
 
@@ -50,6 +50,8 @@ def calls(context: RoleContext, op: Op) -> Iterator[tuple[str, dict[str, Argumen
                          "i0": context.row0, "limit": context.expr(op.limit)}  # fmt: skip
         case o.Pointwise():
             yield kind, {"lines": list(pointwise_lines(context, op))}
+        case o.SumRows() if op.lanes:
+            yield "sum_eights", sum_eights_call(context, op)
         case o.SumRows():
             yield kind, sum_rows_call(context, op)
         case o.CastFrag():

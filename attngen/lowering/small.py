@@ -110,19 +110,52 @@ def _stored(context: RoleContext, t: TensorArg, value: str) -> list[str]:
 ELEMENT = (B, H, I, J)
 
 
+def sum_eights_call(context: RoleContext, op: o.SumRows) -> dict[str, Argument]:
+    """Sums of a row whose lanes have eight elements each, then statements of the row."""
+    tensors = {t.name: t for t in context.kernel.tensors}
+    each, row = list[str](), list[str]()
+    elements = [s for s in op.body if s.scope is Scope.ELEM]
+    read = dict.fromkeys(e.name for e in walk(*(s.value for s in elements)) if e.op is Op.LOAD and e.args == ELEMENT)
+    words = {f"{name}_at": name for name in read} if op.at_once else {}
+    counter = 0
+    for s in op.body:
+        value = s.value
+        if words:
+            value = rewrite(value, lambda e: var(f"{e.name}_at", e.dtype) if e.args == ELEMENT else None)
+        printer = Printer(
+            lambda v: f"unpack_{tensors[words[v.name]].elem.value}x2({v.name}[ei / 2], ei % 2)"
+            if v.name in words else context.spell(v), context.elems, context.dense,
+        )  # fmt: skip
+        printer.counter = counter
+        lines = each if s.scope is Scope.ELEM else row
+        lines += [f"// {s.target} {'+=' if s.accumulate else '='} {show(s.value)}", *printer.temporaries(value)]
+        counter = printer.counter
+        if s.target in tensors:
+            lines += _stored(context, tensors[s.target], printer(value))
+        elif s.accumulate:
+            lines.append(f"{s.target} += {printer(value)};")
+        else:
+            lines.append(f"const {C_DTYPE[s.value.dtype]} {s.target} = {printer(value)};")
+    return {
+        "cols": op.cols, "lanes": op.lanes, "sums": [s.target for s in op.body if s.accumulate],
+        "vectors": [{"name": at, "src": name} for at, name in words.items()],
+        "inside": "true" if words else f"j < {op.cols}", "each": each, "row": row,
+    }  # fmt: skip
+
+
 def sum_rows_call(context: RoleContext, op: o.SumRows) -> dict[str, Argument]:
     """Sums of a row over its elements, then statements of the row; a target that is a tensor is stored."""
     tensors = {t.name: t for t in context.kernel.tensors}
     lines: dict[Scope, list[str]] = {Scope.ELEM: [], Scope.ROW: []}
     sums = [s.target for s in op.body if s.accumulate]
     before, after = list[str](), list[str]()
-    if op.pairs:
+    if op.at_once:
         for e in walk(*(s.value for s in op.body if s.scope is Scope.ELEM)):
             if e.op is Op.LOAD and e.args == ELEMENT:
                 x = f"{e.name}_at"
                 before += call(context.target, "load_pair", {"x": x, "src": e.name, "elem": tensors[e.name].elem.value})
     for s in op.body:
-        if op.pairs and s.scope is Scope.ELEM:
+        if op.at_once and s.scope is Scope.ELEM:
             paired = rewrite(s.value, lambda e: var(f"{e.name}_at", e.dtype) if e.args == ELEMENT else None)
             printer = Printer(lambda v: f"{v.name}[ei]" if v.name.endswith("_at") else context.spell(v), context.elems)
             text = printer.temporaries(paired)

@@ -1,8 +1,8 @@
 """row_kernel: Graph -> Kernel. One number a row, made from the row's results and their gradients.
 
 Before   a graph whose values are row values and sums over a head dimension
-After    a kernel with one warp a row: lanes take pairs of elements in turn, at once where rows are aligned; the
-         sums are exchanged, one lane stores
+After    a kernel whose lanes take eight elements of a row each, at once where rows are aligned; the sums are exchanged, one
+         lane stores
 Why      every key tile of a row needs delta; computed there it would be computed again for each of them"""
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from attngen.ir.schedule import (
 from attngen.passes.bounded import bounded
 
 WARPS = 8
+EIGHT = 8  # elements of a lane
 GROUP_THREADS, ROWS_A_GROUP = 128, 64  # of a warpgroup
 
 
@@ -66,11 +67,12 @@ def row_kernel(
                 raise PassError(f"row_kernel: {node.id} is no value of a row")
     read = {e.name for e in loads(*(s.value for s in body))}
     tensors += [t for t in captures if t.name in read]
-    sums = SumRows(id="R1", body=tuple(body), cols=width, pairs=aligned)
+    lanes = max(4, 1 << (-(-width // EIGHT) - 1).bit_length())
+    sums = SumRows(id="R1", body=tuple(body), cols=width, lanes=lanes, at_once=aligned)
     item = Item(lets=(), body=(Block(name="rows", ops=(sums,)),))
     return Kernel(
         name=name, threads=32 * WARPS, min_ctas=1,
-        work=Work(source=WorkSource.ROWS, order=Order.ASCENDING, block_m=1), tensors=tuple(tensors),
+        work=Work(source=WorkSource.ROWS, order=Order.ASCENDING, block_m=32 // lanes), tensors=tuple(tensors),
         scalars=tuple(ScalarArg(name=n, dtype=DType.I32) for n in ("batch", "heads", "seqlen_q")),
         roles=(Role(name="rows", first_warp=0, warps=WARPS, regs=255, item=item),),
     )  # fmt: skip
@@ -106,7 +108,7 @@ def cast_kernel(graph: Graph, out: Output, node: Contract, elem: Elem, width: in
         TensorArg(name=node.id, elem=Elem.F32, rank=4, access=Access.WORK),
         TensorArg(name=out.x, elem=elem, rank=4, access=Access.OUT),
     )
-    cast = SumRows(id="C1", body=(Stmt(scope=Scope.ELEM, target=out.x, value=value),), cols=width, pairs=True)
+    cast = SumRows(id="C1", body=(Stmt(scope=Scope.ELEM, target=out.x, value=value),), cols=width, at_once=True)
     names = sorted(variables(value) & {SCALE.name})
     scalars = [ScalarArg(name=n, dtype=DType.I32) for n in ("batch", "heads", "seqlen_q")]
     return Kernel(

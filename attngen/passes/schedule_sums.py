@@ -148,12 +148,13 @@ class _Builder:
     def buffers(self) -> tuple[Buffer, ...]:
         shared = [v for v in self.program.values if v.space is Space.SHARED]
         result = [Buffer(name=v.name, elem=v.elem, layout=v.layout) for v in shared if v.layout]
+        elem = next(v.elem for v in shared if v.cols)  # of tiles; vectors are float32
         for op in self.program.epilogue:
             if isinstance(op, StoreTile):
                 source = self.program.value(op.src.name)
                 assert source is not None
                 layout = SmemLayout(source.rows, source.cols, 2, Swizzle.XOR)
-                result.append(Buffer(name=staging(op), elem=shared[0].elem, layout=layout))
+                result.append(Buffer(name=staging(op), elem=elem, layout=layout))
         return tuple(result)
 
     def values(self) -> tuple[Value, ...]:

@@ -15,7 +15,7 @@ import dataclasses
 from attngen.expr import DType, Expr, loads, var, variables
 from attngen.ir.ops import CompactTiles, CtaSync, ScanTiles, Scope, Stmt
 from attngen.ir.program import Program
-from attngen.ir.schedule import Access, Block, Fact, Item, Kernel, Order, Role, Schedule, TensorArg, Work, WorkSource
+from attngen.ir.schedule import Access, Block, Elem, Fact, Item, Kernel, Order, Role, Schedule, TensorArg, Work, WorkSource
 from attngen.passes.bounded import bounded
 from attngen.passes.key_visits import key_lets, transposed_ranges
 from attngen.passes.ranges import ranges
@@ -94,9 +94,9 @@ def add_key_table(schedule: Schedule, program: Program) -> Schedule:
     tensors = [t for t in program.tensors if t.access is Access.CAPTURE and t.name in read]
     tensors += [
         TensorArg(name=w.name, elem=w.elem, rank=len(w.shape), access=Access.WORK)
-        for w in program.workspaces
+        for w in program.workspaces if w.elem is not Elem.F32
     ]  # fmt: skip
-    visits, classes = (w.name for w in program.workspaces)
+    visits, classes = (w.name for w in program.workspaces if w.elem is not Elem.F32)  # beside vectors of row values
     lo, hi = var("m_lo", DType.I32), var("m_hi", DType.I32)
     block = Block(
         name="scan",

@@ -49,6 +49,10 @@ DI void ld_v4_s32(int& x0, int& x1, int& x2, int& x3, const int* p, LINE) {
   const int* from = (const int*)emu::global_read(p, 16, line);
   x0 = from[0], x1 = from[1], x2 = from[2], x3 = from[3];
 }
+DI void ld_v4_u32(u32& x0, u32& x1, u32& x2, u32& x3, const void* p, LINE) {
+  const u32* from = (const u32*)emu::global_read(p, 16, line);
+  x0 = from[0], x1 = from[1], x2 = from[2], x3 = from[3];
+}
 DI u32 ld_global_u8(const u8* p, LINE) { return *(const u8*)emu::global_read(p, 1, line); }
 
 DI void st_f32(float* p, float x, LINE) { *(float*)emu::global_write(p, 4, line) = emu::used(x, line); }
