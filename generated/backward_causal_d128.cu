@@ -34,9 +34,11 @@ DI u32 smem_base() {
 // bar.sync 0: all threads of the CTA
 DI void cta_sync() { __syncthreads(); }
 
-// ld.global.nc.b32, two bf16 as the upper halves of f32; p a multiple of 4
-DI void ld_v2_bf16(float& x0, float& x1, const u16* p) {
-  asm("{\n.reg .b32 x;\nld.global.nc.b32 x, [%2];\nshl.b32 %0, x, 16;\nand.b32 %1, x, 0xffff0000;\n}" : "=f"(x0), "=f"(x1) : "l"(p));
+// ld.global.nc.f32
+DI float ld_f32(const float* p) {
+  float x;
+  asm("ld.global.nc.f32 %0, [%1];" : "=f"(x) : "l"(p));
+  return x;
 }
 
 // ld.global.nc.v2.f32: p a multiple of 8
@@ -107,6 +109,9 @@ DI u32 pack_bf16x2(float lo, float hi) {
   return x;
 }
 
+// element `which` (0: bits 0..15) of a pair as float
+DI float unpack_bf16x2(u32 x, int which) { return __uint_as_float(which ? x & 0xffff0000u : x << 16); }
+
 // shfl.sync.bfly.b32: x of lane ^ mask
 DI float shfl_xor_f32(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
 
@@ -123,6 +128,11 @@ DI u32 opaque_u32(u32 x) {
 DI i64 opaque_s64(i64 x) {
   asm volatile("" : "+l"(x));
   return x;
+}
+
+// ld.global.nc.v4.u32, a multiple of 16 bytes
+DI void ld_v4_u32(u32& x0, u32& x1, u32& x2, u32& x3, const void* p) {
+  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x0), "=r"(x1), "=r"(x2), "=r"(x3) : "l"(p));
 }
 
 // cp.async.cg.shared.global: 16 bytes; src_bytes is 16, or 0 to write zeros and leave src unread
@@ -159,7 +169,9 @@ DI void mma_m16n8k16_bf16(float& d0, float& d1, float& d2, float& d3, u32 a0, u3
 struct attn_bwd_rows_params {
   const u16* out;
   const u16* dout;
-  float* dot;
+  const float* lse;
+  float* lse_rows;
+  float* dot_rows;
   i64 out_s0;
   i64 out_s1;
   i64 out_s2;
@@ -168,8 +180,13 @@ struct attn_bwd_rows_params {
   i64 dout_s1;
   i64 dout_s2;
   i64 dout_s3;
-  i64 dot_s0;
-  i64 dot_s1;
+  i64 lse_s0;
+  i64 lse_s1;
+  i64 lse_s2;
+  i64 lse_rows_s0;
+  i64 lse_rows_s1;
+  i64 dot_rows_s0;
+  i64 dot_rows_s1;
   int out_n0;
   int out_n1;
   int out_n2;
@@ -178,6 +195,9 @@ struct attn_bwd_rows_params {
   int dout_n1;
   int dout_n2;
   int dout_n3;
+  int lse_n0;
+  int lse_n1;
+  int lse_n2;
   int batch;
   int heads;
   int seqlen_q;
@@ -186,27 +206,33 @@ static_assert(sizeof(attn_bwd_rows_params) <= 4096, "parameters exceed what a la
 extern "C" __global__ void __launch_bounds__(256, 1) attn_bwd_rows(const __grid_constant__ attn_bwd_rows_params p) {
   const int tid = thread_id(), warp = uniform(tid / 32), lane = tid % 32, quad = lane % 4;
   const u32 smem = smem_base();
-  const int blocks = (p.seqlen_q + 7) / 8;
-  const int i = cta_id() % blocks * 8 + warp, bh = cta_id() / blocks, h = bh % p.heads, b = bh / p.heads;
-  if (i >= p.seqlen_q) return;
-  // R1 sum_rows cols=128 pairs
+  const int blocks = (p.seqlen_q + 15) / 16;
+  const int own = cta_id() % blocks * 16 + tid / 16, bh = cta_id() / blocks, h = bh % p.heads, b = bh / p.heads;
+  const int i = min_s32(own, p.seqlen_q - 1);
+  // R1 sum_rows cols=128 lanes=16 at_once
   {
-    float dot_sum = 0.0f;
-    _Pragma("unroll 4") for (int j0 = 2 * lane; j0 < 128; j0 += 64) {
-      float dout_at[2];
-      ld_v2_bf16(dout_at[0], dout_at[1], p.dout + (i64)b * p.dout_s0 + (i64)h * p.dout_s1 + (i64)i * p.dout_s2 + j0);
-      float out_at[2];
-      ld_v2_bf16(out_at[0], out_at[1], p.out + (i64)b * p.out_s0 + (i64)h * p.out_s1 + (i64)i * p.out_s2 + j0);
-      _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
-        const int j = j0 + ei;
-        // dot_sum += dout[b, h, i, j] * out[b, h, i, j]
-        dot_sum += (dout_at[ei] * out_at[ei]);
+    const int j0 = lane % 16 * 8;
+    float dot = 0.0f;
+    u32 dout_at[4] = {};
+    u32 out_at[4] = {};
+    if (j0 < 128) {
+      ld_v4_u32(dout_at[0], dout_at[1], dout_at[2], dout_at[3], p.dout + (i64)b * p.dout_s0 + (i64)h * p.dout_s1 + (i64)i * p.dout_s2 + j0);
+      ld_v4_u32(out_at[0], out_at[1], out_at[2], out_at[3], p.out + (i64)b * p.out_s0 + (i64)h * p.out_s1 + (i64)i * p.out_s2 + j0);
+    }
+    _Pragma("unroll") for (int ei = 0; ei < 8; ++ei) {
+      const int j = j0 + ei;
+      if (true) {
+        // dot += dout[b, h, i, j] * out[b, h, i, j]
+        dot += (unpack_bf16x2(dout_at[ei / 2], ei % 2) * unpack_bf16x2(out_at[ei / 2], ei % 2));
       }
     }
-    _Pragma("unroll") for (int step = 16; step > 0; step /= 2) dot_sum += shfl_xor_f32(dot_sum, step);
-    if (lane == 0) {
-      // dot = dot_sum
-      st_f32(p.dot + (i64)b * p.dot_s0 + (i64)h * p.dot_s1 + i, dot_sum);
+    _Pragma("unroll") for (int step = 16 / 2; step > 0; step /= 2) dot += shfl_xor_f32(dot, step);
+    if (lane % 16 == 0 && own < p.seqlen_q) {
+      // lse_rows = -(where(lse[b, h, i] == -inf, 0.0, lse[b, h, i]) * 1.4426950408889634)
+      const float v0 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + (i64)i * p.lse_s2);
+      st_f32(p.lse_rows + (i64)b * p.lse_rows_s0 + (i64)h * p.lse_rows_s1 + i, (-(((v0 == -INF) ? 0.0f : v0) * 1.4426950408889634f)));
+      // dot_rows = dot
+      st_f32(p.dot_rows + (i64)b * p.dot_rows_s0 + (i64)h * p.dot_rows_s1 + i, dot);
     }
   }
 }
@@ -216,8 +242,8 @@ struct attn_bwd_keys_params {
   const u16* k;
   const u16* v;
   const u16* dout;
-  const float* lse;
-  float* dot;
+  float* lse_rows;
+  float* dot_rows;
   u16* dv;
   u16* dk;
   float* dq_sum;
@@ -234,11 +260,12 @@ struct attn_bwd_keys_params {
   i64 dout_s1;
   i64 dout_s2;
   i64 dout_s3;
-  i64 lse_s0;
-  i64 lse_s1;
-  i64 dot_s0;
-  i64 dot_s1;
-  i64 dot_s2;
+  i64 lse_rows_s0;
+  i64 lse_rows_s1;
+  i64 lse_rows_s2;
+  i64 dot_rows_s0;
+  i64 dot_rows_s1;
+  i64 dot_rows_s2;
   i64 dv_s0;
   i64 dv_s1;
   i64 dv_s2;
@@ -253,9 +280,12 @@ struct attn_bwd_keys_params {
   int dout_n1;
   int dout_n2;
   int dout_n3;
-  int dot_n0;
-  int dot_n1;
-  int dot_n2;
+  int lse_rows_n0;
+  int lse_rows_n1;
+  int lse_rows_n2;
+  int dot_rows_n0;
+  int dot_rows_n1;
+  int dot_rows_n2;
   int dq_sum_n0;
   int dq_sum_n1;
   int dq_sum_n2;
@@ -337,7 +367,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) attn_bwd_keys(const __grid_
   // P3 cp_async when={0 < end1} dst=sQ[0%2] src=q heads=q row={m_0 * 64} limit={seqlen_q} first={seen_lo} head={h_0}
   if ((0 < end1)) {
     {
-      const u32 c = opaque_u32(tid), ch = c % 8, r0 = c / 8, to = (smem + 0 + (0 & 1) * 16384) + r0 * 256 + ((ch ^ (r0 >> 0 & 7)) << 4);
+      const u32 c = opaque_u32(tid), ch = c % 8, r0 = c / 8, to = (smem + 1024 + (0 & 1) * 16384) + r0 * 256 + ((ch ^ (r0 >> 0 & 7)) << 4);
       const i64 stride = opaque_s64(p.q_s2);
       const int row0 = (m_0 * 64) + (int)r0;
       const u16* from = (p.q + (i64)b * p.q_s0 + (i64)(h_0) * p.q_s1) + row0 * stride + 8 * ch;
@@ -354,7 +384,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) attn_bwd_keys(const __grid_
   // P4 cp_async when={0 < end1} dst=sdOut[0%2] src=dout heads=q row={m_0 * 64} limit={seqlen_q} first={seen_lo} head={h_0}
   if ((0 < end1)) {
     {
-      const u32 c = opaque_u32(tid), ch = c % 8, r0 = c / 8, to = (smem + 32768 + (0 & 1) * 16384) + r0 * 256 + ((ch ^ (r0 >> 0 & 7)) << 4);
+      const u32 c = opaque_u32(tid), ch = c % 8, r0 = c / 8, to = (smem + 33792 + (0 & 1) * 16384) + r0 * 256 + ((ch ^ (r0 >> 0 & 7)) << 4);
       const i64 stride = opaque_s64(p.dout_s2);
       const int row0 = (m_0 * 64) + (int)r0;
       const u16* from = (p.dout + (i64)b * p.dout_s0 + (i64)(h_0) * p.dout_s1) + row0 * stride + 8 * ch;
@@ -368,21 +398,21 @@ extern "C" __global__ void __launch_bounds__(256, 1) attn_bwd_keys(const __grid_
       }
     }
   }
-  // P5 cp_vector when={0 < end1} dst=sLse[0%2] src=lse row={m_0 * 64} limit={seqlen_q} head={h_0}
+  // P5 cp_vector when={0 < end1} dst=sLse_rows[0%2] src=lse_rows row={m_0 * 64} limit={seqlen_q} head={h_0}
   if ((0 < end1)) {
     if (tid < 64) {
       const int at = (m_0 * 64) + tid;
-      cp_async_4((smem + 65536 + (0 & 1) * 256) + 4 * tid, (p.lse + (i64)b * p.lse_s0 + (i64)(h_0) * p.lse_s1) + at, at < p.seqlen_q ? 4 : 0);
+      cp_async_4((smem + 0 + (0 & 1) * 256) + 4 * tid, (p.lse_rows + (i64)b * p.lse_rows_s0 + (i64)(h_0) * p.lse_rows_s1) + at, at < p.seqlen_q ? 4 : 0);
     }
   }
-  // P6 cp_vector when={0 < end1} dst=sDot[0%2] src=dot row={m_0 * 64} limit={seqlen_q} head={h_0}
+  // P6 cp_vector when={0 < end1} dst=sDot_rows[0%2] src=dot_rows row={m_0 * 64} limit={seqlen_q} head={h_0}
   if ((0 < end1)) {
     if (tid < 64) {
       const int at = (m_0 * 64) + tid;
-      cp_async_4((smem + 66048 + (0 & 1) * 256) + 4 * tid, (p.dot + (i64)b * p.dot_s0 + (i64)(h_0) * p.dot_s1) + at, at < p.seqlen_q ? 4 : 0);
+      cp_async_4((smem + 512 + (0 & 1) * 256) + 4 * tid, (p.dot_rows + (i64)b * p.dot_rows_s0 + (i64)(h_0) * p.dot_rows_s1) + at, at < p.seqlen_q ? 4 : 0);
     }
   }
-  // PC0 cp_commit group=KVQdOutLseDot
+  // PC0 cp_commit group=KVQdOutLse_rowsDot_rows
   cp_async_commit();
   // P7 fill dst=rdV value={0.0}
   _Pragma("unroll") for (int at = 0; at < 64; ++at) rdV[at] = 0.0f;
@@ -401,14 +431,14 @@ extern "C" __global__ void __launch_bounds__(256, 1) attn_bwd_keys(const __grid_
     const int c_next = (u_next - (g_next * (((t + 1) < end0) ? masked : full)));
     const int m_next = (((t + 1) < end0) ? (m_lo + ((c_next < before) ? c_next : (c_next + full))) : (full_lo + c_next));
     const int h_next = ((hkv * p.group) + g_next);
-    // W0 cp_wait group=KVQdOutLseDot pending=0
+    // W0 cp_wait group=KVQdOutLse_rowsDot_rows pending=0
     cp_async_wait<0>();
     // W0s cta_sync
     cta_sync();
     // S1 cp_async when={t + 1 < end1} dst=sQ[(t+1)%2] src=q heads=q row={m_next * 64} limit={seqlen_q} first={seen_lo} head={h_next}
     if (((t + 1) < end1)) {
       {
-        const u32 c = opaque_u32(tid), ch = c % 8, r0 = c / 8, to = (smem + 0 + ((t + 1) & 1) * 16384) + r0 * 256 + ((ch ^ (r0 >> 0 & 7)) << 4);
+        const u32 c = opaque_u32(tid), ch = c % 8, r0 = c / 8, to = (smem + 1024 + ((t + 1) & 1) * 16384) + r0 * 256 + ((ch ^ (r0 >> 0 & 7)) << 4);
         const i64 stride = opaque_s64(p.q_s2);
         const int row0 = (m_next * 64) + (int)r0;
         const u16* from = (p.q + (i64)b * p.q_s0 + (i64)(h_next) * p.q_s1) + row0 * stride + 8 * ch;
@@ -425,7 +455,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) attn_bwd_keys(const __grid_
     // S2 cp_async when={t + 1 < end1} dst=sdOut[(t+1)%2] src=dout heads=q row={m_next * 64} limit={seqlen_q} first={seen_lo} head={h_next}
     if (((t + 1) < end1)) {
       {
-        const u32 c = opaque_u32(tid), ch = c % 8, r0 = c / 8, to = (smem + 32768 + ((t + 1) & 1) * 16384) + r0 * 256 + ((ch ^ (r0 >> 0 & 7)) << 4);
+        const u32 c = opaque_u32(tid), ch = c % 8, r0 = c / 8, to = (smem + 33792 + ((t + 1) & 1) * 16384) + r0 * 256 + ((ch ^ (r0 >> 0 & 7)) << 4);
         const i64 stride = opaque_s64(p.dout_s2);
         const int row0 = (m_next * 64) + (int)r0;
         const u16* from = (p.dout + (i64)b * p.dout_s0 + (i64)(h_next) * p.dout_s1) + row0 * stride + 8 * ch;
@@ -439,28 +469,28 @@ extern "C" __global__ void __launch_bounds__(256, 1) attn_bwd_keys(const __grid_
         }
       }
     }
-    // S3 cp_vector when={t + 1 < end1} dst=sLse[(t+1)%2] src=lse row={m_next * 64} limit={seqlen_q} head={h_next}
+    // S3 cp_vector when={t + 1 < end1} dst=sLse_rows[(t+1)%2] src=lse_rows row={m_next * 64} limit={seqlen_q} head={h_next}
     if (((t + 1) < end1)) {
       if (tid < 64) {
         const int at = (m_next * 64) + tid;
-        cp_async_4((smem + 65536 + ((t + 1) & 1) * 256) + 4 * tid, (p.lse + (i64)b * p.lse_s0 + (i64)(h_next) * p.lse_s1) + at, at < p.seqlen_q ? 4 : 0);
+        cp_async_4((smem + 0 + ((t + 1) & 1) * 256) + 4 * tid, (p.lse_rows + (i64)b * p.lse_rows_s0 + (i64)(h_next) * p.lse_rows_s1) + at, at < p.seqlen_q ? 4 : 0);
       }
     }
-    // S4 cp_vector when={t + 1 < end1} dst=sDot[(t+1)%2] src=dot row={m_next * 64} limit={seqlen_q} head={h_next}
+    // S4 cp_vector when={t + 1 < end1} dst=sDot_rows[(t+1)%2] src=dot_rows row={m_next * 64} limit={seqlen_q} head={h_next}
     if (((t + 1) < end1)) {
       if (tid < 64) {
         const int at = (m_next * 64) + tid;
-        cp_async_4((smem + 66048 + ((t + 1) & 1) * 256) + 4 * tid, (p.dot + (i64)b * p.dot_s0 + (i64)(h_next) * p.dot_s1) + at, at < p.seqlen_q ? 4 : 0);
+        cp_async_4((smem + 512 + ((t + 1) & 1) * 256) + 4 * tid, (p.dot_rows + (i64)b * p.dot_rows_s0 + (i64)(h_next) * p.dot_rows_s1) + at, at < p.seqlen_q ? 4 : 0);
       }
     }
-    // C0 cp_commit group=QdOutLseDot
+    // C0 cp_commit group=QdOutLse_rowsDot_rows
     cp_async_commit();
     // S5 mma_sync d=rS a=sK b=sQ[t%2].T zero
     _Pragma("unroll") for (int at = 0; at < 32; ++at) rS[at] = 0.0f;
     {
       const u32 at_lane = opaque_u32(lane), ar = warp * 16 + at_lane % 16, ac = at_lane / 16, ax = ar >> 0 & 7;
       const u32 br = at_lane % 8 + at_lane / 16 * 8, bc = at_lane / 8 % 2, bx = br >> 0 & 7;
-      const u32 a_lane = (smem + 82944) + ar * 256, b_lane = (smem + 0 + (t & 1) * 16384) + br * 256;
+      const u32 a_lane = (smem + 82944) + ar * 256, b_lane = (smem + 1024 + (t & 1) * 16384) + br * 256;
       _Pragma("unroll 4") for (int kk = 0; kk < 8; ++kk) {
         u32 fa[1][4], fb[4];
         _Pragma("unroll") for (int mi = 0; mi < 1; ++mi) ldmatrix_x4(fa[mi][0], fa[mi][1], fa[mi][2], fa[mi][3], a_lane + mi * 16 * 256 + ((2 * kk + ac ^ ax) << 4));
@@ -479,7 +509,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) attn_bwd_keys(const __grid_
     {
       const u32 at_lane = opaque_u32(lane), ar = warp * 16 + at_lane % 16, ac = at_lane / 16, ax = ar >> 0 & 7;
       const u32 br = at_lane % 8 + at_lane / 16 * 8, bc = at_lane / 8 % 2, bx = br >> 0 & 7;
-      const u32 a_lane = (smem + 115712) + ar * 256, b_lane = (smem + 32768 + (t & 1) * 16384) + br * 256;
+      const u32 a_lane = (smem + 115712) + ar * 256, b_lane = (smem + 33792 + (t & 1) * 16384) + br * 256;
       _Pragma("unroll 4") for (int kk = 0; kk < 8; ++kk) {
         u32 fa[1][4], fb[4];
         _Pragma("unroll") for (int mi = 0; mi < 1; ++mi) ldmatrix_x4(fa[mi][0], fa[mi][1], fa[mi][2], fa[mi][3], a_lane + mi * 16 * 256 + ((2 * kk + ac ^ ax) << 4));
@@ -493,13 +523,12 @@ extern "C" __global__ void __launch_bounds__(256, 1) attn_bwd_keys(const __grid_
         }
       }
     }
-    // S7 map only=masked over=rS copies=(sLse[t%2];sDot[t%2])  # score causal
+    // S7 map only=masked over=rS copies=(sLse_rows[t%2];sDot_rows[t%2])  # score causal
     if (t < end0) {
       {
         bool u0[2];
         bool u1[2];
         int u3[2];
-        float u5[2];
         float packed[2];
         float packed1[2];
         const int i0 = m * 64 + 2 * quad;
@@ -509,24 +538,23 @@ extern "C" __global__ void __launch_bounds__(256, 1) attn_bwd_keys(const __grid_
           u1[ri] = (j < p.seqlen_k);
         }
         _Pragma("unroll") for (int ci = 0; ci < 8; ++ci) {
-          float sLse_at[2];
-          ld_shared_v2_f32(sLse_at[0], sLse_at[1], (smem + 65536 + (t & 1) * 256) + 32 * ci + 8 * quad);
-          float sDot_at[2];
-          ld_shared_v2_f32(sDot_at[0], sDot_at[1], (smem + 66048 + (t & 1) * 256) + 32 * ci + 8 * quad);
+          float sLse_rows_at[2];
+          ld_shared_v2_f32(sLse_rows_at[0], sLse_rows_at[1], (smem + 0 + (t & 1) * 256) + 32 * ci + 8 * quad);
+          float sDot_rows_at[2];
+          ld_shared_v2_f32(sDot_rows_at[0], sDot_rows_at[1], (smem + 512 + (t & 1) * 256) + 32 * ci + 8 * quad);
           _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
             const int i = i0 + 8 * ci + ei;
             u0[ei] = (i < p.seqlen_q);
             u3[ei] = (i + u2);
-            u5[ei] = (-(((sLse_at[ei] == -INF) ? 0.0f : sLse_at[ei]) * 1.4426950408889634f));
           }
           _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
               const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
               const int j = j0 + 8 * ri;
               const bool v0 = ((u0[ei] && u1[ri]) && (j <= u3[ei]));
-              const float v1 = exp2_approx(fma_f32(rS[at], u4, u5[ei]));
+              const float v1 = exp2_approx(fma_f32(rS[at], u4, sLse_rows_at[ei]));
               packed[ei] = (v0 ? v1 : 0.0f);
-              packed1[ei] = (v0 ? (v1 * (rdP[at] - sDot_at[ei])) : 0.0f);
+              packed1[ei] = (v0 ? (v1 * (rdP[at] - sDot_rows_at[ei])) : 0.0f);
             }
             rP[ri / 2 * 16 + 2 * ci + ri % 2] = pack_bf16x2(packed[0], packed[1]);
             rdS[ri / 2 * 16 + 2 * ci + ri % 2] = pack_bf16x2(packed1[0], packed1[1]);
@@ -534,26 +562,22 @@ extern "C" __global__ void __launch_bounds__(256, 1) attn_bwd_keys(const __grid_
         }
       }
     }
-    // S8 map only=full over=rS copies=(sLse[t%2];sDot[t%2])  # score causal
+    // S8 map only=full over=rS copies=(sLse_rows[t%2];sDot_rows[t%2])  # score causal
     if (t >= end0) {
       {
-        float u6[2];
         float packed[2];
         float packed1[2];
         _Pragma("unroll") for (int ci = 0; ci < 8; ++ci) {
-          float sLse_at[2];
-          ld_shared_v2_f32(sLse_at[0], sLse_at[1], (smem + 65536 + (t & 1) * 256) + 32 * ci + 8 * quad);
-          float sDot_at[2];
-          ld_shared_v2_f32(sDot_at[0], sDot_at[1], (smem + 66048 + (t & 1) * 256) + 32 * ci + 8 * quad);
-          _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
-            u6[ei] = (-(((sLse_at[ei] == -INF) ? 0.0f : sLse_at[ei]) * 1.4426950408889634f));
-          }
+          float sLse_rows_at[2];
+          ld_shared_v2_f32(sLse_rows_at[0], sLse_rows_at[1], (smem + 0 + (t & 1) * 256) + 32 * ci + 8 * quad);
+          float sDot_rows_at[2];
+          ld_shared_v2_f32(sDot_rows_at[0], sDot_rows_at[1], (smem + 512 + (t & 1) * 256) + 32 * ci + 8 * quad);
           _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
               const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
-              const float v0 = exp2_approx(fma_f32(rS[at], u4, u6[ei]));
+              const float v0 = exp2_approx(fma_f32(rS[at], u4, sLse_rows_at[ei]));
               packed[ei] = v0;
-              packed1[ei] = (v0 * (rdP[at] - sDot_at[ei]));
+              packed1[ei] = (v0 * (rdP[at] - sDot_rows_at[ei]));
             }
             rP[ri / 2 * 16 + 2 * ci + ri % 2] = pack_bf16x2(packed[0], packed[1]);
             rdS[ri / 2 * 16 + 2 * ci + ri % 2] = pack_bf16x2(packed1[0], packed1[1]);
@@ -570,7 +594,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) attn_bwd_keys(const __grid_
     // S10 mma_sync d=rdV a=rP b=sdOut[t%2]
     {
       const u32 at_lane = opaque_u32(lane), br = at_lane % 16, bc = at_lane / 16, bx = br >> 0 & 7;
-      const u32 b_lane = (smem + 32768 + (t & 1) * 16384) + br * 256;
+      const u32 b_lane = (smem + 33792 + (t & 1) * 16384) + br * 256;
       _Pragma("unroll") for (int kk = 0; kk < 4; ++kk) {
         u32 fb[4];
         _Pragma("unroll") for (int nj = 0; nj < 8; ++nj) {
@@ -586,7 +610,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) attn_bwd_keys(const __grid_
     // S11 mma_sync d=rdK_sum a=rdS b=sQ[t%2]
     {
       const u32 at_lane = opaque_u32(lane), br = at_lane % 16, bc = at_lane / 16, bx = br >> 0 & 7;
-      const u32 b_lane = (smem + 0 + (t & 1) * 16384) + br * 256;
+      const u32 b_lane = (smem + 1024 + (t & 1) * 16384) + br * 256;
       _Pragma("unroll") for (int kk = 0; kk < 4; ++kk) {
         u32 fb[4];
         _Pragma("unroll") for (int nj = 0; nj < 8; ++nj) {
@@ -733,7 +757,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) attn_bwd_cast_dq(const __gr
   const int blocks = (p.seqlen_q + 7) / 8;
   const int i = cta_id() % blocks * 8 + warp, bh = cta_id() / blocks, h = bh % p.heads, b = bh / p.heads;
   if (i >= p.seqlen_q) return;
-  // C1 sum_rows cols=128 pairs
+  // C1 sum_rows cols=128 at_once
   {
     _Pragma("unroll 4") for (int j0 = 2 * lane; j0 < 128; j0 += 64) {
       float dq_sum_at[2];

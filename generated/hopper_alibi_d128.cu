@@ -200,8 +200,8 @@ template <int TB> DI void wgmma_m64n128k16_rs_bf16(float (&d)[64], u32 a0, u32 a
 }
 
 // wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16: d = a b (accumulate 0) or d += a b; both in shared memory
-template <int TB> DI void wgmma_m64n80k16_ss_bf16(float (&d)[40], u64 a, u64 b, int accumulate) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %42, 0;\nwgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39}, %40, %41, p, 1, 1, 0, %43;\n}" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]) : "l"(a), "l"(b), "r"(accumulate), "n"(TB));
+template <int TA, int TB> DI void wgmma_m64n80k16_ss_bf16(float (&d)[40], u64 a, u64 b, int accumulate) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %42, 0;\nwgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39}, %40, %41, p, 1, 1, %43, %44;\n}" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]) : "l"(a), "l"(b), "r"(accumulate), "n"(TA), "n"(TB));
 }
 
 struct attn_fwd_params {
@@ -342,14 +342,14 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
       // P4 open
       wgmma_fence();
       // P5 wgmma d=rS a=sQ[w] b=sK[0].T group=g1 zero
-      wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010c40ull, 0);
-      wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010c42ull, 1);
-      wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010c44ull, 1);
-      wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010c46ull, 1);
-      wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010640ull + (u64)(w * 512), 0x4000004000010ec0ull, 1);
-      wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010642ull + (u64)(w * 512), 0x4000004000010ec2ull, 1);
-      wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010644ull + (u64)(w * 512), 0x4000004000010ec4ull, 1);
-      wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010646ull + (u64)(w * 512), 0x4000004000010ec6ull, 1);
+      wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010c40ull, 0);
+      wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010c42ull, 1);
+      wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010c44ull, 1);
+      wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010c46ull, 1);
+      wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010640ull + (u64)(w * 512), 0x4000004000010ec0ull, 1);
+      wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010642ull + (u64)(w * 512), 0x4000004000010ec2ull, 1);
+      wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010644ull + (u64)(w * 512), 0x4000004000010ec4ull, 1);
+      wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010646ull + (u64)(w * 512), 0x4000004000010ec6ull, 1);
       // P6 commit group=g1
       wgmma_commit();
       // P7 leave ring=tc
@@ -512,14 +512,14 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
           wgmma_m64n128k16_rs_bf16<1>(rO, rP[12], rP[13], rP[14], rP[15], 0x40000040028017c0ull, 1);
           wgmma_m64n128k16_rs_bf16<1>(rO, rP[16], rP[17], rP[18], rP[19], 0x4000004002801840ull, 1);
           // S6 wgmma d=rS a=sQ[w] b=sK[k].T group=g2 zero
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000011140ull, 0);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000011142ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000011144ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000011146ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010640ull + (u64)(w * 512), 0x40000040000113c0ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010642ull + (u64)(w * 512), 0x40000040000113c2ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010644ull + (u64)(w * 512), 0x40000040000113c4ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010646ull + (u64)(w * 512), 0x40000040000113c6ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000011140ull, 0);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000011142ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000011144ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000011146ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010640ull + (u64)(w * 512), 0x40000040000113c0ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010642ull + (u64)(w * 512), 0x40000040000113c2ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010644ull + (u64)(w * 512), 0x40000040000113c4ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010646ull + (u64)(w * 512), 0x40000040000113c6ull, 1);
           // S7 commit group=g2
           wgmma_commit();
           // S8 leave ring=tc
@@ -733,14 +733,14 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
           wgmma_m64n128k16_rs_bf16<1>(rO, rP[12], rP[13], rP[14], rP[15], 0x4000004002801cc0ull, 1);
           wgmma_m64n128k16_rs_bf16<1>(rO, rP[16], rP[17], rP[18], rP[19], 0x4000004002801d40ull, 1);
           // S6 wgmma d=rS a=sQ[w] b=sK[k].T group=g2 zero
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010c40ull, 0);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010c42ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010c44ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010c46ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010640ull + (u64)(w * 512), 0x4000004000010ec0ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010642ull + (u64)(w * 512), 0x4000004000010ec2ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010644ull + (u64)(w * 512), 0x4000004000010ec4ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010646ull + (u64)(w * 512), 0x4000004000010ec6ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010c40ull, 0);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010c42ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010c44ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010c46ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010640ull + (u64)(w * 512), 0x4000004000010ec0ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010642ull + (u64)(w * 512), 0x4000004000010ec2ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010644ull + (u64)(w * 512), 0x4000004000010ec4ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010646ull + (u64)(w * 512), 0x4000004000010ec6ull, 1);
           // S7 commit group=g2
           wgmma_commit();
           // S8 leave ring=tc
@@ -957,14 +957,14 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
           wgmma_m64n128k16_rs_bf16<1>(rO, rP[12], rP[13], rP[14], rP[15], 0x40000040028017c0ull, 1);
           wgmma_m64n128k16_rs_bf16<1>(rO, rP[16], rP[17], rP[18], rP[19], 0x4000004002801840ull, 1);
           // S6 wgmma d=rS a=sQ[w] b=sK[k].T group=g2 zero
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000011140ull, 0);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000011142ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000011144ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000011146ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010640ull + (u64)(w * 512), 0x40000040000113c0ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010642ull + (u64)(w * 512), 0x40000040000113c2ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010644ull + (u64)(w * 512), 0x40000040000113c4ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010646ull + (u64)(w * 512), 0x40000040000113c6ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000011140ull, 0);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000011142ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000011144ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000011146ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010640ull + (u64)(w * 512), 0x40000040000113c0ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010642ull + (u64)(w * 512), 0x40000040000113c2ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010644ull + (u64)(w * 512), 0x40000040000113c4ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010646ull + (u64)(w * 512), 0x40000040000113c6ull, 1);
           // S7 commit group=g2
           wgmma_commit();
           // S8 leave ring=tc
@@ -1165,14 +1165,14 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
           wgmma_m64n128k16_rs_bf16<1>(rO, rP[12], rP[13], rP[14], rP[15], 0x4000004002801cc0ull, 1);
           wgmma_m64n128k16_rs_bf16<1>(rO, rP[16], rP[17], rP[18], rP[19], 0x4000004002801d40ull, 1);
           // S6 wgmma d=rS a=sQ[w] b=sK[k].T group=g2 zero
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010c40ull, 0);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010c42ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010c44ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010c46ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010640ull + (u64)(w * 512), 0x4000004000010ec0ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010642ull + (u64)(w * 512), 0x4000004000010ec2ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010644ull + (u64)(w * 512), 0x4000004000010ec4ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010646ull + (u64)(w * 512), 0x4000004000010ec6ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010c40ull, 0);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010c42ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010c44ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010c46ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010640ull + (u64)(w * 512), 0x4000004000010ec0ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010642ull + (u64)(w * 512), 0x4000004000010ec2ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010644ull + (u64)(w * 512), 0x4000004000010ec4ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010646ull + (u64)(w * 512), 0x4000004000010ec6ull, 1);
           // S7 commit group=g2
           wgmma_commit();
           // S8 leave ring=tc

@@ -184,8 +184,8 @@ template <int TB> DI void wgmma_m64n64k16_rs_bf16(float (&d)[32], u32 a0, u32 a1
 }
 
 // wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16: d = a b (accumulate 0) or d += a b; both in shared memory
-template <int TB> DI void wgmma_m64n64k16_ss_bf16(float (&d)[32], u64 a, u64 b, int accumulate) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, p, 1, 1, 0, %35;\n}" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]) : "l"(a), "l"(b), "r"(accumulate), "n"(TB));
+template <int TA, int TB> DI void wgmma_m64n64k16_ss_bf16(float (&d)[32], u64 a, u64 b, int accumulate) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, p, 1, 1, %35, %36;\n}" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]) : "l"(a), "l"(b), "r"(accumulate), "n"(TA), "n"(TB));
 }
 
 struct attn_fwd_params {
@@ -323,10 +323,10 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
       // P4 open
       wgmma_fence();
       // P5 wgmma d=rS a=sQ[w] b=sK[0].T group=g1 zero
-      wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010840ull, 0);
-      wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010842ull, 1);
-      wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010844ull, 1);
-      wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010846ull, 1);
+      wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010840ull, 0);
+      wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010842ull, 1);
+      wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010844ull, 1);
+      wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010846ull, 1);
       // P6 commit group=g1
       wgmma_commit();
       // P7 leave ring=tc
@@ -456,10 +456,10 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
           wgmma_m64n64k16_rs_bf16<1>(rO, rP[8], rP[9], rP[10], rP[11], 0x4000004002001140ull, 1);
           wgmma_m64n64k16_rs_bf16<1>(rO, rP[12], rP[13], rP[14], rP[15], 0x40000040020011c0ull, 1);
           // S6 wgmma d=rS a=sQ[w] b=sK[k].T group=g2 zero
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010a40ull, 0);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010a42ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010a44ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010a46ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010a40ull, 0);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010a42ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010a44ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010a46ull, 1);
           // S7 commit group=g2
           wgmma_commit();
           // S8 leave ring=tc
@@ -640,10 +640,10 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
           wgmma_m64n64k16_rs_bf16<1>(rO, rP[8], rP[9], rP[10], rP[11], 0x4000004002001340ull, 1);
           wgmma_m64n64k16_rs_bf16<1>(rO, rP[12], rP[13], rP[14], rP[15], 0x40000040020013c0ull, 1);
           // S6 wgmma d=rS a=sQ[w] b=sK[k].T group=g2 zero
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010c40ull, 0);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010c42ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010c44ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010c46ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010c40ull, 0);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010c42ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010c44ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010c46ull, 1);
           // S7 commit group=g2
           wgmma_commit();
           // S8 leave ring=tc
@@ -824,10 +824,10 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
           wgmma_m64n64k16_rs_bf16<1>(rO, rP[8], rP[9], rP[10], rP[11], 0x4000004002001540ull, 1);
           wgmma_m64n64k16_rs_bf16<1>(rO, rP[12], rP[13], rP[14], rP[15], 0x40000040020015c0ull, 1);
           // S6 wgmma d=rS a=sQ[w] b=sK[k].T group=g2 zero
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010e40ull, 0);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010e42ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010e44ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010e46ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010e40ull, 0);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010e42ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010e44ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010e46ull, 1);
           // S7 commit group=g2
           wgmma_commit();
           // S8 leave ring=tc
@@ -1008,10 +1008,10 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
           wgmma_m64n64k16_rs_bf16<1>(rO, rP[8], rP[9], rP[10], rP[11], 0x4000004002001740ull, 1);
           wgmma_m64n64k16_rs_bf16<1>(rO, rP[12], rP[13], rP[14], rP[15], 0x40000040020017c0ull, 1);
           // S6 wgmma d=rS a=sQ[w] b=sK[k].T group=g2 zero
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010840ull, 0);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010842ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010844ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010846ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010840ull, 0);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010842ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010844ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010846ull, 1);
           // S7 commit group=g2
           wgmma_commit();
           // S8 leave ring=tc
@@ -1195,10 +1195,10 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
           wgmma_m64n64k16_rs_bf16<1>(rO, rP[8], rP[9], rP[10], rP[11], 0x4000004002001140ull, 1);
           wgmma_m64n64k16_rs_bf16<1>(rO, rP[12], rP[13], rP[14], rP[15], 0x40000040020011c0ull, 1);
           // S6 wgmma d=rS a=sQ[w] b=sK[k].T group=g2 zero
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010a40ull, 0);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010a42ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010a44ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010a46ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010a40ull, 0);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010a42ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010a44ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010a46ull, 1);
           // S7 commit group=g2
           wgmma_commit();
           // S8 leave ring=tc
@@ -1362,10 +1362,10 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
           wgmma_m64n64k16_rs_bf16<1>(rO, rP[8], rP[9], rP[10], rP[11], 0x4000004002001340ull, 1);
           wgmma_m64n64k16_rs_bf16<1>(rO, rP[12], rP[13], rP[14], rP[15], 0x40000040020013c0ull, 1);
           // S6 wgmma d=rS a=sQ[w] b=sK[k].T group=g2 zero
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010c40ull, 0);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010c42ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010c44ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010c46ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010c40ull, 0);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010c42ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010c44ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010c46ull, 1);
           // S7 commit group=g2
           wgmma_commit();
           // S8 leave ring=tc
@@ -1529,10 +1529,10 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
           wgmma_m64n64k16_rs_bf16<1>(rO, rP[8], rP[9], rP[10], rP[11], 0x4000004002001540ull, 1);
           wgmma_m64n64k16_rs_bf16<1>(rO, rP[12], rP[13], rP[14], rP[15], 0x40000040020015c0ull, 1);
           // S6 wgmma d=rS a=sQ[w] b=sK[k].T group=g2 zero
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010e40ull, 0);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010e42ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010e44ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010e46ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010e40ull, 0);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010e42ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010e44ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010e46ull, 1);
           // S7 commit group=g2
           wgmma_commit();
           // S8 leave ring=tc
@@ -1696,10 +1696,10 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
           wgmma_m64n64k16_rs_bf16<1>(rO, rP[8], rP[9], rP[10], rP[11], 0x4000004002001740ull, 1);
           wgmma_m64n64k16_rs_bf16<1>(rO, rP[12], rP[13], rP[14], rP[15], 0x40000040020017c0ull, 1);
           // S6 wgmma d=rS a=sQ[w] b=sK[k].T group=g2 zero
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010840ull, 0);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010842ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010844ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010846ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010840ull, 0);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010842ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010844ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010846ull, 1);
           // S7 commit group=g2
           wgmma_commit();
           // S8 leave ring=tc
