@@ -13,7 +13,7 @@ from attngen.expr import SCALE, DType, const, loads, mul, var, variables
 from attngen.ir.graph import Axis, Graph, Input, Map, Output
 from attngen.ir.ops import Assign
 from attngen.ir.program import Program
-from attngen.ir.schedule import Access, Elem, Fact, Schedule, TensorArg, VerifiedSchedule, Workspace
+from attngen.ir.schedule import Access, Elem, Fact, Kernel, Schedule, TensorArg, VerifiedSchedule, Workspace
 from attngen.ir.verify import verify
 from attngen.layout import Swizzle
 from attngen.passes.allocate import allocate
@@ -122,7 +122,7 @@ def stages(
     # which axis a CTA owns decides what is a row and what a column: before tiles
     parts = parts_of(graph, variant, signature, target, asked.same_bits)
     yield BackwardStage("partition", parts)
-    programs, kernels, facts, spaces = [], [], [], list[Workspace]()
+    programs, kernels, facts, spaces = list[Program](), list[Kernel](), list[Fact](), list[Workspace]()
     block_of = {owned: config.block_n for owned, config in zip(parts.owned, configs, strict=True)}
     for (name, owned), config in zip(named(parts), configs, strict=True):
         program = tile_sums(owned, name, variant, signature, config)
@@ -173,13 +173,13 @@ def stages(
             # columns of padding too: they are added to without a condition
             width = signature.head_dim_qk if node.axes[3] is Axis.D else signature.head_dim_v
             elem = Elem.BF16 if signature.dtype.value == "bf16" else Elem.F16
-            *lead, rows = (var(n, DType.I32) for n in ROW_SIZES)
+            *lead, length = (var(n, DType.I32) for n in ROW_SIZES)
             if target.has(Feature.WGMMA):
-                size = mul(tiled(rows, block_of[owned]), const(padded(width)))
+                size = mul(tiled(length, block_of[owned]), const(padded(width)))
                 spaces.append(Workspace(name=node.id, elem=Elem.F32, shape=(*lead, size), zero=True))
                 cast = cast_blocks(owned.graph, out, node, elem, padded(width))
             else:
-                shape = (*lead, rows, const(tile_width(owned, width)))
+                shape = (*lead, length, const(tile_width(owned, width)))
                 spaces.append(Workspace(name=node.id, elem=Elem.F32, shape=shape, zero=True))
                 cast = cast_kernel(owned.graph, out, node, elem, width)
             plan = dataclasses.replace(plan, kernels=(*plan.kernels, cast))

@@ -168,11 +168,12 @@ class HopperSumsConfig:
         return f"{tiles} {'split' if self.split else 'joint'}{flags}"
 
 
-AnyConfig = Config | HopperConfig | HopperSumsConfig
-SumsConfig = Config | HopperSumsConfig
+AnyConfig = Config | HopperConfig  # of a forward pass
+SumsConfig = Config | HopperSumsConfig  # of a kernel of gradients
+TileConfig = AnyConfig | SumsConfig
 
 
-def written(config: AnyConfig) -> dict[str, Any]:
+def written(config: TileConfig) -> dict[str, Any]:
     """The fields for JSON."""
     return {name: value.value if isinstance(value, Enum) else value for name, value in asdict(config).items()}
 
@@ -182,7 +183,5 @@ def read(fields: Mapping[str, Any]) -> AnyConfig:
     given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
     if "warpgroups" not in given:
         return Config(**given)
-    if "split" in given:
-        return HopperSumsConfig(**given)
     given["policy"] = FoldPolicy(given["policy"])
     return HopperConfig(**given)

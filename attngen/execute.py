@@ -10,8 +10,8 @@ import torch
 from attngen import emulator
 from attngen.arguments import Launch, bind, table_of, tables, workspaces
 from attngen.errors import MissingToolError
-from attngen.kernel import Generated, Kernel, settled
 from attngen.ir.schedule import PERSISTENT
+from attngen.kernel import Generated, Kernel, settled
 from attngen.runtime.load import LoadedKernel, device_facts, load, runs_on
 from attngen.signature import Shapes, Signature
 from attngen.spec import Variant

@@ -13,7 +13,19 @@ from attngen.expr import DType, Expr, make, rewrite, variables, walk
 from attngen.expr import Op as ExprOp
 from attngen.ir import ops as o
 from attngen.ir.ops import Heads, Op, ReduceKind, Ref, Scope, Stmt
-from attngen.ir.schedule import PERSISTENT, Block, Classes, Guard, Kernel, Role, Schedule, Step, Tiles, Value, WorkSource
+from attngen.ir.schedule import (
+    PERSISTENT,
+    Block,
+    Classes,
+    Guard,
+    Kernel,
+    Role,
+    Schedule,
+    Step,
+    Tiles,
+    Value,
+    WorkSource,
+)
 from attngen.layout import Fragment
 from attngen.lowering.sm80 import KSTEP_UNROLL
 

@@ -461,9 +461,9 @@ class CompactTiles(Op):
 class SumRows(Op):
     """Elements j < `cols` of a row (b, h, i): ELEM statements, of which `x += value` are sums over the row, then ROW
     statements of the sums; a target named like an output tensor is stored. lanes: that share a row, each with eight
-    neighbours, so that a warp has 32 / lanes rows; 0: a warp has a row, and a lane two neighbours at a time. at_once: the
-    neighbours at [b, h, i, j] are read, and stored, as one word of 16 (of two: 4 or 8) bytes, on which dense rows start.
-    The order of the sums does not depend on it."""
+    neighbours, so that a warp has 32 / lanes rows; 0: a warp has a row, and a lane two neighbours at a time. at_once:
+    the neighbours at [b, h, i, j] are read, and stored, as one word of 16 (of two: 4 or 8) bytes, on which dense rows
+    start. The order of the sums does not depend on it."""
 
     body: tuple[Stmt, ...]
     cols: int
@@ -474,8 +474,8 @@ class SumRows(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class CastFrag(Op):
-    """64 rows of a tensor from what `red_frag` added up, by a warpgroup: element x of `src` becomes `value`. cols: of the
-    workspace, in blocks (attngen.layout.blocks); columns beyond the tensor's are padding."""
+    """64 rows of a tensor from what `red_frag` added up, by a warpgroup: element x of `src` becomes `value`. cols: of
+    the workspace, in blocks (attngen.layout.blocks); columns beyond the tensor's are padding."""
 
     dst: str
     src: str

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from attngen.config import AnyConfig
+from attngen.config import TileConfig
 from attngen.expr import Expr
 from attngen.ir.ops import Heads, Op, Ref, Stmt, Unit
 from attngen.ir.schedule import Access, Elem, Fact, Guard, ScalarArg, Step, TensorArg, Workspace
@@ -146,7 +146,7 @@ class Program:
     name: str
     head_dim_qk: int
     head_dim_v: int
-    config: AnyConfig
+    config: TileConfig
     tensors: tuple[TensorArg, ...]
     scalars: tuple[ScalarArg, ...]
     lets: tuple[Stmt, ...]

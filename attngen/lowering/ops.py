@@ -9,7 +9,15 @@ from attngen.ir import ops as o
 from attngen.ir.ops import Heads, Op, kind_of
 from attngen.lowering.context import RoleContext
 from attngen.lowering.maps import map_call, reduce_call
-from attngen.lowering.small import cast_frag_call, count_lines, index_bits, pointwise_lines, scan_call, sum_eights_call, sum_rows_call
+from attngen.lowering.small import (
+    cast_frag_call,
+    count_lines,
+    index_bits,
+    pointwise_lines,
+    scan_call,
+    sum_eights_call,
+    sum_rows_call,
+)
 from attngen.render import Argument
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from attngen.config import AnyConfig
+from attngen.config import TileConfig
 from attngen.expr import (
     SEQLEN_K,
     SEQLEN_Q,
@@ -50,7 +50,7 @@ VISITS, CLASSES = "visit_keys", "classes_keys"
 
 
 
-def query_tiles(mask: Expr, config: AnyConfig) -> Visit:
+def query_tiles(mask: Expr, config: TileConfig) -> Visit:
     """The query tiles of a tile of keys."""
     found = transposed_ranges(mask, config.block_n)
     if "h" not in variables(mask):
@@ -68,14 +68,14 @@ def transposed_ranges(mask: Expr, block: int) -> Visit:
     return replace(found, ranges=classes, lo=lo, hi=hi, full_lo=full_lo, full_hi=full_hi)
 
 
-def key_lets(config: AnyConfig) -> tuple[Stmt, ...]:
+def key_lets(config: TileConfig) -> tuple[Stmt, ...]:
     """First and last key of the item's tile."""
     first = mul(i32("n"), const(config.block_m))
     last = sub(make(Op.MIN, add(first, const(config.block_m)), SEQLEN_K), const(1))
     return _let("j_lo", first), _let("j_hi", last)
 
 
-def key_workspaces(mask: Expr, config: AnyConfig, number: str) -> tuple[Workspace, Workspace]:
+def key_workspaces(mask: Expr, config: TileConfig, number: str) -> tuple[Workspace, Workspace]:
     """The lists and the classes they are made from. number: of the kernel, where a module has several that own keys."""
     lead = (i32("batch") if "b" in variables(mask) else const(1), const(1))
     keys, queries = _tile_count(SEQLEN_K, config.block_m), _tile_count(SEQLEN_Q, config.block_n)
@@ -93,7 +93,7 @@ def _listed(mask: Expr, number: str, at: Expr) -> Expr:
 
 
 def group_loop(
-    visit: Visit, mask: Expr, config: AnyConfig, body: tuple[TileOp, ...], shed: bool, number: str, least: bool
+    visit: Visit, mask: Expr, config: TileConfig, body: tuple[TileOp, ...], shed: bool, number: str, least: bool
 ) -> tuple[tuple[Stmt, ...], TileLoop]:
     """Masked query tiles of all heads of the group, then the full ones: so each class is one range of the counter.
     least: keys that no query sees visit one tile, in which nothing is visible."""

@@ -2,7 +2,8 @@
 
 Before   tiles without a place
 After    loaded and staged tiles in shared memory (swizzled), loaded vectors too (linear); results of contractions as
-         accumulator fragments, the left operand of the second contraction as an A fragment in registers, row vectors as row values
+         accumulator fragments, the left operand of the second contraction as an A fragment in registers, row vectors as
+         row values
 Why      an accumulator is an A operand without movement exactly when both have the same rows axis and the same split of
          it over the warps (the fragments coincide, see attngen.layout.Fragment); else it would go through shared
          memory"""

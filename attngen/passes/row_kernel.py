@@ -1,8 +1,8 @@
 """row_kernel: Graph -> Kernel. One number a row, made from the row's results and their gradients.
 
 Before   a graph whose values are row values and sums over a head dimension
-After    a kernel whose lanes take eight elements of a row each, at once where rows are aligned; the sums are exchanged, one
-         lane stores
+After    a kernel whose lanes take eight elements of a row each, at once where rows are aligned; the sums are exchanged,
+         one lane stores
 Why      every key tile of a row needs delta; computed there it would be computed again for each of them"""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How the weights of a step of plain sums are made in two maps, and what of them depends on the query alone.
 
-The gradient of a score is a product: `p * (dp - delta) * f'(s)`. Its factors without dp are known once s is, so s and dp
-need not be held at the same time: a first map keeps `p * f'(s)` in 16 bits, where the first sum's operand may be the
+The gradient of a score is a product: `p * (dp - delta) * f'(s)`. Its factors without dp are known once s is, so s and
+dp need not be held at the same time: a first map keeps `p * f'(s)` in 16 bits, where the first sum's operand may be the
 same value, and a second one multiplies when dp is there. An accumulator may start at what is added to it.
 
 Whatever depends on nothing but values of the query's row is worked out once a row, by the module's kernel of rows, and

@@ -15,7 +15,20 @@ import dataclasses
 from attngen.expr import DType, Expr, loads, var, variables
 from attngen.ir.ops import CompactTiles, CtaSync, ScanTiles, Scope, Stmt
 from attngen.ir.program import Program
-from attngen.ir.schedule import Access, Block, Elem, Fact, Item, Kernel, Order, Role, Schedule, TensorArg, Work, WorkSource
+from attngen.ir.schedule import (
+    Access,
+    Block,
+    Elem,
+    Fact,
+    Item,
+    Kernel,
+    Order,
+    Role,
+    Schedule,
+    TensorArg,
+    Work,
+    WorkSource,
+)
 from attngen.passes.bounded import bounded
 from attngen.passes.key_visits import key_lets, transposed_ranges
 from attngen.passes.ranges import ranges

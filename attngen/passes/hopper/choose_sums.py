@@ -75,7 +75,9 @@ def fits(owned: Owned, signature: Signature, target: Target, config: HopperSumsC
     size = {Axis.D: padded(signature.head_dim_qk), Axis.DV: padded(signature.head_dim_v)}
     read = {name for node in owned.graph.of(Contract) for name in node.operands()}
     inputs = [node for node in owned.graph.of(Input) if node.id in read]
-    own, stream = (sum(slabbed(size[x.axes[3]]) for x in inputs if axis in x.axes) for axis in (owned.own, owned.stream))
+    own, stream = (
+        sum(slabbed(size[x.axes[3]]) for x in inputs if axis in x.axes) for axis in (owned.own, owned.stream)
+    )
     sums = [size[node.axes[3]] for _, node in owned.sums()]
     n, rows = config.block_n, config.block_m
     shed = [w for _, node in owned.shed() for w in {w for _, w in blocks(size[node.axes[3]])}]

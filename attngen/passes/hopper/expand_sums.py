@@ -1,8 +1,8 @@
 """expand_sums: Kernel -> Kernel. Tile counters become slots.
 
 Before   buffers and barriers indexed by the tile's counter: `sQ[t]`, `sQ[t - 1]`
-After    by its remainder. In an unrolled loop addresses, descriptors and parity bits are numbers; else the loop keeps the
-         slot, which is added to them
+After    by its remainder. In an unrolled loop addresses, descriptors and parity bits are numbers; else the loop keeps
+         the slot, which is added to them
 Why      numbers cost neither registers nor instructions, but the code of a step is long, and the compiler gives up on
          some loops that are longer"""
 
@@ -67,7 +67,6 @@ def _role(role: Role, slots: dict[str, int], unroll: bool) -> Role:
 
 
 def expand_sums(kernel: Kernel, unroll: bool) -> Kernel:
-    item = {b for r in kernel.rings if r.slots == 1 for b in r.buffers}
-    slots = {b.name: b.slots for b in kernel.buffers for r in kernel.rings if b.name in r.buffers and b.name not in item}
-    slots |= {r.name: r.slots for r in kernel.rings if r.slots > 1}
+    slots = {r.name: r.slots for r in kernel.rings if r.slots > 1}
+    slots |= {name: r.slots for r in kernel.rings if r.slots > 1 for name in r.buffers}
     return dataclasses.replace(kernel, roles=tuple(_role(r, slots, unroll) for r in kernel.roles))

@@ -236,7 +236,8 @@ class SumStager:
 
     def shed_value(self, width: int) -> str:
         (op,) = (op for op in self.shed if isinstance(op, AddTile))
-        return op.src.name if width == WIDEST_BLOCK or len({p.width for p in self.parts()}) == 1 else f"{op.src.name}{width}"
+        alone = len({p.width for p in self.parts()}) == 1
+        return op.src.name if alone or width == WIDEST_BLOCK else f"{op.src.name}{width}"
 
     def shed_step(self) -> Iterator[AnyOp]:
         product, adding = self.shed

@@ -230,7 +230,7 @@ def synchronize_sums(kernel: Kernel, turns: bool) -> Kernel:
     for op in loop.step:
         assert isinstance(op, TmaLoad | BulkLoad)
         of[op.dst.name] = op.bar.name.partition(".")[0]
-    item = frozenset(op.dst.name for op in loop.step if op.when is FIRST and isinstance(op, TmaLoad))
+    item = frozenset(op.dst.name for op in loop.step if isinstance(op, TmaLoad) and op.when is FIRST)
     handed = [op.dst.name for op in _steps(math) if isinstance(op, StFrag) and len(op.dst.index) > 1]
     of |= {n: ring_of(n) for n in handed}
     rings = Rings(of, item)
