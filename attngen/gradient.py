@@ -22,7 +22,7 @@ from attngen.ir.ops import Assign
 from attngen.kernel import Generated
 from attngen.passes.tile_sums import element_sums
 from attngen.predict import Bounds, Counts, predicted
-from attngen.signature import ELEMENT_BYTES, Signature, is_aligned
+from attngen.signature import ELEMENT_BYTES, VECTOR_BYTES, Signature, alignment_of
 from attngen.spec import Variant
 from attngen.target import Target
 
@@ -118,7 +118,7 @@ def settled(kernel: BackwardKernel, arch: str) -> BackwardKernel:
 
 def backward_signature(forward: Signature, dout: Tensor) -> Signature:
     """Rows of the output's gradient may start anywhere, and need not be contiguous."""
-    aligned = is_aligned(dout) and (dout.stride(3) == 1 or dout.size(3) == 1)
+    aligned = alignment_of(dout) == VECTOR_BYTES and (dout.stride(3) == 1 or dout.size(3) == 1)
     return forward if aligned else replace(forward, alignment=ELEMENT_BYTES)
 
 
