@@ -160,7 +160,8 @@ def conjuncts(e: Expr) -> Iterator[Expr]:
 
 def masked_rows_are_redone(swap: Swap) -> bool:
     """Mask and weights of a tile whose mask bounds keys from above alone, where tiles come from the last key down: a
-    row that has a masked key here has seen none before, its reference is -inf and the guard behind redoes it."""
+    row that has a masked key here has seen none before, its reference is the lowest number and the guard behind redoes
+    it."""
     mask, weights = swap.one, swap.two
     if not (isinstance(mask, o.Map) and mask.only and isinstance(weights, o.Map) and mask.over == weights.over):
         return False

@@ -5,7 +5,7 @@
 // kernel     attn_fwd: 512 threads, 163984 bytes of dynamic shared memory
 // compile    nvrtc --gpu-architecture=sm_90a --std=c++17 --fmad=false --ptxas-options=-v
 // tile: 192 rows = 3 x 64, 112 keys
-// estimate: simulated 1935 cycles a step, what binds: ports; busy: tensor 69 %, mufu 88 %, ports 96 %; 2342 cycles an item beside its steps
+// estimate: simulated 1935 cycles a step, what binds: ports; busy: tensor 69 %, mufu 88 %, ports 96 %; 2327 cycles an item beside its steps
 // bound: no order of these ops takes less than 1894 cycles a step, what binds: ports; cycles needed: ports 1894, mufu 1344, tensor 1344, longest recurrence 1198
 // products: rO of the tile before, then rS, at the head of a step: rO runs beside the softmax of the next tile
 // turns: 3 warpgroups issue their products in turn: the softmax of one runs beside the products of another
@@ -384,7 +384,6 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
     u32 rP[28];
     float rO[32];
     float x[2];
-    float r_ref[2];
     float a[2];
     float l_t[2];
     float inv[2];
@@ -477,8 +476,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
       // P14 map over=rS
       {
         _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
-          r[ri] = (x[ri] * scale_log2);
-          r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
+          r[ri] = max_f32((x[ri] * scale_log2), -3.4028234663852886e+38f);
         }
       }
       // P15 map over=rS
@@ -491,7 +489,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
           _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
               const int at = (ri / 2 * 14 + ci) * 4 + ri % 2 * 2 + ei;
-              const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+              const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
               l[ri] += v0;
               packed[ei] = v0;
             }
@@ -634,7 +632,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S16 guard pred={need} touches=(rS;x;r;r_ref;l;a;l_t;rP)
+          // S16 guard pred={need} touches=(rS;x;r;l;a;l_t;rP)
           if (need) {
             // S16_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -654,8 +652,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a[ri] = exp2_approx((r_old[ri] - r[ri]));
                 l[ri] = (l[ri] * a[ri]);
               }
             }
@@ -669,7 +666,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 14 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -831,7 +828,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S16 guard pred={need} touches=(rS;x;r;r_ref;l;a;l_t;rP)
+          // S16 guard pred={need} touches=(rS;x;r;l;a;l_t;rP)
           if (need) {
             // S16_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -851,8 +848,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a[ri] = exp2_approx((r_old[ri] - r[ri]));
                 l[ri] = (l[ri] * a[ri]);
               }
             }
@@ -866,7 +862,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 14 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -1028,7 +1024,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S16 guard pred={need} touches=(rS;x;r;r_ref;l;a;l_t;rP)
+          // S16 guard pred={need} touches=(rS;x;r;l;a;l_t;rP)
           if (need) {
             // S16_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1048,8 +1044,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a[ri] = exp2_approx((r_old[ri] - r[ri]));
                 l[ri] = (l[ri] * a[ri]);
               }
             }
@@ -1063,7 +1058,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 14 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -1225,7 +1220,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S16 guard pred={need} touches=(rS;x;r;r_ref;l;a;l_t;rP)
+          // S16 guard pred={need} touches=(rS;x;r;l;a;l_t;rP)
           if (need) {
             // S16_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1245,8 +1240,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a[ri] = exp2_approx((r_old[ri] - r[ri]));
                 l[ri] = (l[ri] * a[ri]);
               }
             }
@@ -1260,7 +1254,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 14 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -1401,7 +1395,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S16 guard pred={need} touches=(rS;x;r;r_ref;l;a;l_t;rP)
+          // S16 guard pred={need} touches=(rS;x;r;l;a;l_t;rP)
           if (need) {
             // S16_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1421,8 +1415,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a[ri] = exp2_approx((r_old[ri] - r[ri]));
                 l[ri] = (l[ri] * a[ri]);
               }
             }
@@ -1436,7 +1429,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 14 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -1574,7 +1567,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S16 guard pred={need} touches=(rS;x;r;r_ref;l;a;l_t;rP)
+          // S16 guard pred={need} touches=(rS;x;r;l;a;l_t;rP)
           if (need) {
             // S16_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1594,8 +1587,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a[ri] = exp2_approx((r_old[ri] - r[ri]));
                 l[ri] = (l[ri] * a[ri]);
               }
             }
@@ -1609,7 +1601,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 14 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -1747,7 +1739,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S16 guard pred={need} touches=(rS;x;r;r_ref;l;a;l_t;rP)
+          // S16 guard pred={need} touches=(rS;x;r;l;a;l_t;rP)
           if (need) {
             // S16_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1767,8 +1759,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a[ri] = exp2_approx((r_old[ri] - r[ri]));
                 l[ri] = (l[ri] * a[ri]);
               }
             }
@@ -1782,7 +1773,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 14 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -1920,7 +1911,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S16 guard pred={need} touches=(rS;x;r;r_ref;l;a;l_t;rP)
+          // S16 guard pred={need} touches=(rS;x;r;l;a;l_t;rP)
           if (need) {
             // S16_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1940,8 +1931,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a[ri] = exp2_approx((r_old[ri] - r[ri]));
                 l[ri] = (l[ri] * a[ri]);
               }
             }
@@ -1955,7 +1945,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 14 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
