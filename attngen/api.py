@@ -23,7 +23,7 @@ from attngen.lower import Source
 from attngen.prepare import prepare
 from attngen.progress import Progress
 from attngen.runtime import Resources, Unit, precompile_into
-from attngen.signature import IoType, Shapes, Signature, signature_of
+from attngen.signature import IoType, Shapes, Signature, alignment_of
 from attngen.spec import Attention, Normalizer
 from attngen.target import SM80, Target
 from attngen.target import target as target_named
@@ -212,10 +212,10 @@ class BoundKernel:
                     f"{name} has head_dim {t.size(-1)}. Allowed: {size}, which this kernel is compiled for"
                 )
         # addresses are not known while torch.compile traces; the operator then takes the kernel of their alignment
-        if not torch.compiler.is_compiling() and signature_of(q, k, v).alignment < want.alignment:
+        if not torch.compiler.is_compiling() and alignment_of(q, k, v) < want.alignment:
             raise SignatureError(
                 f"a row of q, k or v is not aligned to {want.alignment} bytes. Allowed for this kernel: aligned rows. "
-                "Give attngen.compile(..., alignment=2), or copy the tensor with .clone()"
+                f"Give attngen.compile(..., alignment={alignment_of(q, k, v)}), or copy the tensor with .clone()"
             )
 
     def __repr__(self) -> str:
@@ -236,8 +236,9 @@ def compile(
     """The kernel of a description. Needs no GPU; it is compiled to machine code when first asked for.
 
     head_dim: of q and k; head_dim_v: of v, None: the same. alignment: bytes that every row of q, k and v is aligned
-    to, 16 or 2. config: tile sizes; None: measured before, or chosen by rules. autotune: measured on the current CUDA
-    device instead, on random tensors of `shapes` (batch, heads, key heads, queries, keys), unless that was done."""
+    to: 16, 8, 4 or 2. config: tile sizes; None: measured before, or chosen by rules. autotune: measured on the current
+    CUDA device instead, on random tensors of `shapes` (batch, heads, key heads, queries, keys), unless that was done.
+    """
     if not isinstance(spec, Attention):
         raise SpecError(f"spec is a {type(spec).__name__}. Allowed: attngen.Attention(...)")
     types = {t.torch_dtype: t for t in IoType}

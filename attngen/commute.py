@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from attngen.expr import DType, variables, walk
+from attngen.expr import DType, Expr, variables, walk
 from attngen.expr import Op as ExprOp
 from attngen.ir import ops as o
 from attngen.ir.mutate import Swap
@@ -117,20 +117,52 @@ def fence_of_registers(swap: Swap) -> bool:
     return any(isinstance(a, o.Open) and isinstance(b, o.Enter | o.Leave) for a, b in either(swap))
 
 
+def ring_of(swap: Swap, step: Step) -> str:
+    """The ring of a barrier, or of the slot that a copy by threads fills: the one that was claimed last before it."""
+    bar = getattr(step, "bar", None)
+    if isinstance(step, o.CpAsync | o.CopyTile):
+        claims: list[o.Ref] = []
+        for s in steps_of(swap.role):
+            if s is step:
+                break
+            claims += [s.bar] if isinstance(s, o.MbarWait) else []
+        bar = claims[-1] if claims else None
+    return bar.name.partition(".")[0] if isinstance(bar, o.Ref) else ""
+
+
 def other_ring(swap: Swap) -> bool:
     """Work on one ring beside a wait or an announcement on another."""
-    def ring(step: Step) -> str:
-        bar = getattr(step, "bar", None)
-        return bar.name.partition(".")[0] if isinstance(bar, o.Ref) else ""
-
-    kinds = (o.MbarWait, o.MbarExpect, o.TmaLoad)
+    kinds = (o.MbarWait, o.MbarExpect, o.TmaLoad, o.CpAsync, o.CopyTile)
     one, two = swap.one, swap.two
-    return isinstance(one, kinds) and isinstance(two, kinds) and ring(one) != ring(two) and independent(one, two)
+    apart = ring_of(swap, one) != ring_of(swap, two)
+    return isinstance(one, kinds) and isinstance(two, kinds) and apart and independent(one, two)
+
+
+def handed_over_later(swap: Swap) -> bool:
+    """A slot handed over behind the wait for another, which was filled before it: who frees that one does not need this
+    one. So it is with another slot of the same ring, and with what only the first tile of an item hands over."""
+    arrives, waits = swap.one, swap.two
+    if not (isinstance(arrives, o.MbarArrive) and isinstance(waits, o.MbarWait) and waits.bar.name.endswith(".free")):
+        return False
+    if not arrives.bar.name.endswith(".full"):
+        return False
+    if ring_of(swap, arrives) == ring_of(swap, waits):
+        return arrives.bar.index != waits.bar.index
+    return arrives.when is not None and arrives.when.op is ExprOp.EQ
+
+
+def conjuncts(e: Expr) -> Iterator[Expr]:
+    if e.op is ExprOp.AND:
+        for a in e.args:
+            yield from conjuncts(a)
+    else:
+        yield e
 
 
 def masked_rows_are_redone(swap: Swap) -> bool:
     """Mask and weights of a tile whose mask bounds keys from above alone, where tiles come from the last key down: a
-    row that has a masked key here has seen none before, its reference is -inf and the guard behind redoes it."""
+    row that has a masked key here has seen none before, its reference is the lowest number and the guard behind redoes
+    it."""
     mask, weights = swap.one, swap.two
     if not (isinstance(mask, o.Map) and mask.only and isinstance(weights, o.Map) and mask.over == weights.over):
         return False
@@ -139,7 +171,9 @@ def masked_rows_are_redone(swap: Swap) -> bool:
     if at is None or not (isinstance(steps[at + 1], o.Vote) and isinstance(steps[at + 2], Guard)):
         return False
     redone = {r.name for r in writes(weights)} <= written_by(steps[at + 2])
+    parts = {s.target: s.value for s in mask.body}
     conditions = [s.value.args[0] for s in mask.body if s.value.op is ExprOp.WHERE]
+    conditions = [parts.get(e.name, e) if e.op is ExprOp.VAR else e for c in conditions for e in conjuncts(c)]
     tests = [e for c in conditions for e in walk(c) if e.dtype is DType.BOOL and e.op is not ExprOp.AND]
     above = all(e.op in (ExprOp.LE, ExprOp.LT) and e.args[0].name == "j" for e in tests)
     return redone and bool(tests) and above
@@ -159,6 +193,7 @@ RULES: tuple[tuple[Rule, str], ...] = (
     (waits_elsewhere, "no register of the products waited for is touched"),
     (both(o.MbarArrive, o.MbarArrive), "two slots are given back, in either order"),
     (beside_arithmetic(o.MbarArrive), "a slot is given back beside arithmetic on registers"),
+    (handed_over_later, "the slot waited for was filled before this one, and is freed without it"),
     (other_ring, "slots of two rings that do not depend on one another"),
     (both(o.StRows, (o.BulkRetire, o.Sync)), "a store to global memory beside a wait for shared memory"),
     (masked_rows_are_redone, "a row with a masked key in a later tile saw none before, and is redone by the guard"),

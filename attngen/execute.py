@@ -115,7 +115,7 @@ def head_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
 def target_for(variant: Variant, signature: Signature, device: torch.device) -> Target:
     """The target that serves a call best: the device's own where there is a schedule for the call, else sm80."""
     hopper = device.type == "cuda" and runs_on(SM90.archs[0], device_facts(device.index).capability)
-    return SM90 if hopper and signature.alignment == 16 else SM80
+    return SM90 if hopper else SM80
 
 
 def device_arch(target: Target, device_index: int) -> str:

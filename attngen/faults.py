@@ -17,7 +17,7 @@ from attngen.ir.mutate import Mutant, mutants
 from attngen.ir.schedule import VerifiedSchedule
 from attngen.ir.verify import verify
 from attngen.kernel import Generated, Kernel
-from attngen.signature import Shapes
+from attngen.signature import VECTOR_BYTES, Shapes
 from attngen.spec import Attention
 from attngen.trial import LSE_ABSOLUTE, Data, Errors, Trial, inputs
 
@@ -162,10 +162,10 @@ def report(kernel: Kernel, verdicts: Sequence[Verdict]) -> str:
     missed = [f"- {_cell(v.mutant)}" for v in verdicts if v.missed]
     return "\n".join(
         [
-            f"## {kernel.target.name}, {kernel.variant.description}, head_dim {kernel.signature.head_dim_qk}",
+            f"## {kernel.target.name}, {kernel.variant.description}, {_rows(kernel)}",
             "",
-            f"Schedule: {kernel.variant.description}, head_dim {kernel.signature.head_dim_qk}, "
-            f"{kernel.signature.dtype.value}, {kernel.target.name}, {kernel.config}.",
+            f"Schedule: {kernel.variant.description}, {_rows(kernel)}, {kernel.signature.dtype.value}, "
+            f"{kernel.target.name}, {kernel.config}.",
             "",
             "| caught by | mutants |",
             "| --- | --- |",
@@ -179,6 +179,11 @@ def report(kernel: Kernel, verdicts: Sequence[Verdict]) -> str:
             "",
         ]
     )
+
+
+def _rows(kernel: Kernel) -> str:
+    s = kernel.signature
+    return f"head_dim {s.head_dim_qk}" + (f", rows on {s.alignment} bytes" if s.alignment < VECTOR_BYTES else "")
 
 
 def _cell(text: str) -> str:

@@ -24,7 +24,7 @@ from attngen.passes.tile_sums import element_sums
 from attngen.plan import Launches, Layout, empty_on, launches, layouts
 from attngen.predict import Bounds, Counts, predicted
 from attngen.progress import Progress
-from attngen.signature import ELEMENT_BYTES, Signature, is_aligned
+from attngen.signature import ELEMENT_BYTES, VECTOR_BYTES, Signature, alignment_of
 from attngen.spec import Variant
 from attngen.target import Target
 
@@ -120,7 +120,7 @@ def settled(kernel: BackwardKernel, arch: str) -> BackwardKernel:
 
 def backward_signature(forward: Signature, out: Tensor, dout: Tensor) -> Signature:
     """Rows of the output and of its gradient may start anywhere, and need not be contiguous."""
-    aligned = all(is_aligned(t) and (t.stride(3) == 1 or t.size(3) == 1) for t in (out, dout))
+    aligned = alignment_of(out, dout) == VECTOR_BYTES and all(t.stride(3) == 1 or t.size(3) == 1 for t in (out, dout))
     return forward if aligned else replace(forward, alignment=ELEMENT_BYTES)
 
 

@@ -109,7 +109,7 @@ def stages(variant: Variant, signature: Signature, target: Target, config: Confi
     program = above[-1].level
     assert isinstance(program, Program)
     # order first, then how many copies the order keeps alive, then the barriers that both need, then addresses
-    plan = schedule(program, target, signature.alignment == 16, facts(config, variant, signature, target))
+    plan = schedule(program, target, signature.alignment, facts(config, variant, signature, target))
     yield Stage("schedule", plan)
     plan = expand(plan)
     yield Stage("expand", plan)
@@ -135,7 +135,7 @@ def hopper_stages(
     program = above[-1].level
     assert isinstance(program, Program)
     # which op runs in which step, then how many copies that keeps alive, then what orders the roles, then addresses
-    plan = hopper.stage(program, target, hopper.output_pieces(config, signature, target))
+    plan = hopper.stage(program, signature, target, hopper.output_pieces(config, signature, target))
     yield Stage("stage", plan)
     plan = hopper.expand(plan, config.slots)
     yield Stage("expand", plan)

@@ -137,11 +137,13 @@ def _bodies(node: Tiles) -> int:
 
 def _count_role(total: _Tally, kernel: Kernel, role: Role) -> None:
     values = {v.name: v for v in role.values}
-    # what a guard computes once more, the compiler may still have from the step before it
+    # what a guard computes once more, the compiler may still have from the step before it, but for what guards assign
+    loops = [node for node in role.item.body if isinstance(node, Tiles)]
+    guarded = [op for loop in loops for s in loop.step if isinstance(s, Guard) for op in s.body]
+    assigned = {s.target for op in guarded if isinstance(op, o.Map) for s in op.body if s.scope is Scope.ROW}
     before = frozenset(
-        node for loop in role.item.body if isinstance(loop, Tiles)
-        for op in loop.step if isinstance(op, o.Map)
-        for s in op.body for node in walk(*s.exprs)
+        node for loop in loops for op in loop.step if isinstance(op, o.Map)
+        for s in op.body for node in walk(*s.exprs) if not variables(node) & assigned
     )  # fmt: skip
     for op, times, rare in written(role):
         match op:

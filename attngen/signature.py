@@ -15,6 +15,8 @@ from attngen.trace import ShapeRule
 
 HEAD_DIM_STEP, HEAD_DIM_MAX = 8, 256
 VECTOR_BYTES, ELEMENT_BYTES = 16, 2
+CP_ASYNC_BYTES = 4  # the smallest unit of cp.async
+ALIGNMENTS = (2, 4, 8, 16)  # bytes of what copies a row: an element, cp.async, or the copy engine's demand
 
 
 class IoType(Enum):
@@ -43,7 +45,7 @@ class Signature:
     dtype: IoType
     head_dim_qk: int
     head_dim_v: int
-    alignment: int = VECTOR_BYTES  # bytes every row of q, k and v is aligned to
+    alignment: int = VECTOR_BYTES  # bytes that every row of q, k and v starts on a multiple of
 
     def __post_init__(self) -> None:
         for name in ("head_dim_qk", "head_dim_v"):
@@ -57,9 +59,9 @@ class Signature:
                     f"{name}={value} is not supported. Allowed: multiples of {HEAD_DIM_STEP} from "
                     f"{HEAD_DIM_STEP} to {HEAD_DIM_MAX}. {_pad_hint(name, value)}"
                 )
-        if self.alignment not in (ELEMENT_BYTES, VECTOR_BYTES):
+        if self.alignment not in ALIGNMENTS:
             raise SignatureError(
-                f"alignment={self.alignment} is not supported. Allowed: {ELEMENT_BYTES}, {VECTOR_BYTES}"
+                f"alignment={self.alignment} is not supported. Allowed: {', '.join(map(str, ALIGNMENTS))}"
             )
 
 
@@ -96,14 +98,16 @@ class Described(Protocol):
     def shape_rules(self) -> tuple[ShapeRule, ...]: ...
 
 
-def is_aligned(t: torch.Tensor) -> bool:
-    """Every row starts on a vector boundary. The stride of a dimension of size 1 is never used."""
-    rows = (
-        s * t.element_size() % VECTOR_BYTES
-        for n, s in zip(t.shape[:-1], t.stride()[:-1], strict=True)
-        if n > 1
-    )
-    return t.data_ptr() % VECTOR_BYTES == 0 and not any(rows)
+def alignment_of(*tensors: torch.Tensor) -> int:
+    """The bytes that every row starts on a multiple of, at most a vector's. The stride of a dimension of size 1 is
+    never used."""
+    every = VECTOR_BYTES
+    for t in tensors:
+        every |= t.data_ptr()
+        for n, s in zip(t.shape[:-1], t.stride()[:-1], strict=True):
+            if n > 1:
+                every |= s * t.element_size()
+    return every & -every  # the lowest bit of all
 
 
 def signature_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Signature:
@@ -111,8 +115,7 @@ def signature_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Signature
     dtype = _IO_TYPES.get(q.dtype)
     if dtype is None:
         raise SignatureError(f"q has dtype {q.dtype}. Allowed: float16, bfloat16. Convert q, k and v")
-    alignment = VECTOR_BYTES if is_aligned(q) and is_aligned(k) and is_aligned(v) else ELEMENT_BYTES
-    return Signature(dtype, q.size(-1), v.size(-1), alignment)
+    return Signature(dtype, q.size(-1), v.size(-1), alignment_of(q, k, v))
 
 
 def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: Described) -> Shapes:

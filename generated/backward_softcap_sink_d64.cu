@@ -134,7 +134,7 @@ DI void cp_async_16(u32 dst, const void* src, int src_bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(src_bytes) : "memory");
 }
 
-// cp.async.ca.shared.global: 4 bytes; src_bytes is 4, or 0 to write zeros and leave src unread
+// cp.async.ca.shared.global: 4 bytes, both addresses multiples of 4; src_bytes is 4 or 0
 DI void cp_async_4(u32 dst, const void* src, int src_bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(dst), "l"(src), "r"(src_bytes) : "memory");
 }

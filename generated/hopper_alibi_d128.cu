@@ -5,7 +5,7 @@
 // kernel     attn_fwd: 512 threads, 180304 bytes of dynamic shared memory
 // compile    nvrtc --gpu-architecture=sm_90a --std=c++17 --fmad=false --ptxas-options=-v
 // tile: 192 rows = 3 x 64, 80 keys
-// estimate: simulated 1982 cycles a step, what binds: ports; busy: tensor 97 %, mufu 67 %, ports 100 %, copy 59 %; 1781 cycles an item beside its steps
+// estimate: simulated 1982 cycles a step, what binds: ports; busy: tensor 97 %, mufu 67 %, ports 100 %, copy 59 %; 1766 cycles an item beside its steps
 // bound: no order of these ops takes less than 1982 cycles a step, what binds: ports; cycles needed: ports 1982, tensor 1920, copy 1170, longest recurrence 1848
 // products: rO of the tile before, then rS, at the head of a step: rO runs beside the softmax of the next tile
 // turns: 3 warpgroups issue their products in turn: the softmax of one runs beside the products of another
@@ -306,7 +306,6 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
     u32 rP[20];
     float rO[64];
     float x[2];
-    float r_ref[2];
     float a[2];
     float l_t[2];
     float inv[2];
@@ -428,8 +427,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
       // P15 map over=rS
       {
         _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
-          r[ri] = x[ri];
-          r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
+          r[ri] = max_f32(x[ri], -3.4028234663852886e+38f);
         }
       }
       // P16 map over=rS
@@ -442,7 +440,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
           _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
               const int at = (ri / 2 * 10 + ci) * 4 + ri % 2 * 2 + ei;
-              const float v0 = exp2_approx((rS[at] - r_ref[ri]));
+              const float v0 = exp2_approx((rS[at] - r[ri]));
               l[ri] += v0;
               packed[ei] = v0;
             }
@@ -609,7 +607,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S18 guard pred={need} touches=(rS;x;r;r_ref;l;a;l_t;rP)
+          // S18 guard pred={need} touches=(rS;x;r;l;a;l_t;rP)
           if (need) {
             // S18_2 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -629,8 +627,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], x[ri]);
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a[ri] = exp2_approx((r_old[ri] - r[ri]));
                 l[ri] = (l[ri] * a[ri]);
               }
             }
@@ -644,7 +641,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 10 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx((rS[at] - r_ref[ri]));
+                    const float v0 = exp2_approx((rS[at] - r[ri]));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -830,7 +827,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S18 guard pred={need} touches=(rS;x;r;r_ref;l;a;l_t;rP)
+          // S18 guard pred={need} touches=(rS;x;r;l;a;l_t;rP)
           if (need) {
             // S18_2 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -850,8 +847,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], x[ri]);
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a[ri] = exp2_approx((r_old[ri] - r[ri]));
                 l[ri] = (l[ri] * a[ri]);
               }
             }
@@ -865,7 +861,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 10 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx((rS[at] - r_ref[ri]));
+                    const float v0 = exp2_approx((rS[at] - r[ri]));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -1017,7 +1013,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S18 guard pred={need} touches=(rS;x;r;r_ref;l;a;l_t;rP)
+          // S18 guard pred={need} touches=(rS;x;r;l;a;l_t;rP)
           if (need) {
             // S18_1 map only=full over=rS
             {
@@ -1061,8 +1057,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], x[ri]);
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a[ri] = exp2_approx((r_old[ri] - r[ri]));
                 l[ri] = (l[ri] * a[ri]);
               }
             }
@@ -1076,7 +1071,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 10 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx((rS[at] - r_ref[ri]));
+                    const float v0 = exp2_approx((rS[at] - r[ri]));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -1225,7 +1220,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S18 guard pred={need} touches=(rS;x;r;r_ref;l;a;l_t;rP)
+          // S18 guard pred={need} touches=(rS;x;r;l;a;l_t;rP)
           if (need) {
             // S18_1 map only=full over=rS
             {
@@ -1269,8 +1264,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], x[ri]);
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a[ri] = exp2_approx((r_old[ri] - r[ri]));
                 l[ri] = (l[ri] * a[ri]);
               }
             }
@@ -1284,7 +1278,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 10 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx((rS[at] - r_ref[ri]));
+                    const float v0 = exp2_approx((rS[at] - r[ri]));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }

@@ -5,7 +5,7 @@
 // kernel     attn_fwd: 384 threads, 196688 bytes of dynamic shared memory
 // compile    nvrtc --gpu-architecture=sm_90a --std=c++17 --fmad=false --ptxas-options=-v
 // tile: 128 rows = 2 x 64, 128 keys
-// estimate: simulated 2131 cycles a step, what binds: ports; busy: tensor 96 %, mufu 63 %, ports 97 %, copy 88 %; 1586 cycles an item beside its steps
+// estimate: simulated 2131 cycles a step, what binds: ports; busy: tensor 96 %, mufu 63 %, ports 97 %, copy 88 %; 1573 cycles an item beside its steps
 // bound: no order of these ops takes less than 2064 cycles a step, what binds: ports; cycles needed: ports 2064, tensor 2048, copy 1872, longest recurrence 1904
 // products: rS, then rO of the tile before, at the head of a step: rO runs beside the softmax of the next tile
 // turns: 2 warpgroups issue their products in turn: the softmax of one runs beside the products of another
@@ -291,7 +291,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
     u32 rP1[32];
     float rO[64];
     float x[2];
-    float r_ref[2];
     float a[2];
     float l_t[2];
     float inv[2];
@@ -389,8 +388,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
       // P14 map over=rS
       {
         _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
-          r[ri] = (x[ri] * scale_log2);
-          r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
+          r[ri] = max_f32((x[ri] * scale_log2), -3.4028234663852886e+38f);
         }
       }
       // P15 map over=rS copies=(rP[0])
@@ -403,7 +401,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
           _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
               const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
-              const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+              const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
               l[ri] += v0;
               packed[ei] = v0;
             }
@@ -540,7 +538,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               }
             }
           }
-          // S15 guard pred={hot} touches=(rS;x;r;r_ref;a;l)
+          // S15 guard pred={hot} touches=(rS;x;r;a;l)
           if (hot) {
             // S15_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -561,8 +559,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -592,7 +589,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S18 guard pred={need} touches=(rS;x;r;r_ref;a;l;l_t;rP[k])
+          // S18 guard pred={need} touches=(rS;x;r;a;l;l_t;rP[k])
           if (need) {
             // S18_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -613,8 +610,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -629,7 +625,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -791,7 +787,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               }
             }
           }
-          // S15 guard pred={hot} touches=(rS;x;r;r_ref;a;l)
+          // S15 guard pred={hot} touches=(rS;x;r;a;l)
           if (hot) {
             // S15_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -812,8 +808,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -843,7 +838,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S18 guard pred={need} touches=(rS;x;r;r_ref;a;l;l_t;rP[k])
+          // S18 guard pred={need} touches=(rS;x;r;a;l;l_t;rP[k])
           if (need) {
             // S18_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -864,8 +859,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -880,7 +874,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -1021,7 +1015,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
           if ((t == (count - 1))) {
             if (lane == 0) mbarrier_arrive(197640u);
           }
-          // S15 guard pred={hot} touches=(rS;x;r;r_ref;a;l)
+          // S15 guard pred={hot} touches=(rS;x;r;a;l)
           if (hot) {
             // S15_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1042,8 +1036,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -1073,7 +1066,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S18 guard pred={need} touches=(rS;x;r;r_ref;a;l;l_t;rP[k])
+          // S18 guard pred={need} touches=(rS;x;r;a;l;l_t;rP[k])
           if (need) {
             // S18_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1094,8 +1087,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -1110,7 +1102,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -1248,7 +1240,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
           if ((t == (count - 1))) {
             if (lane == 0) mbarrier_arrive(197640u);
           }
-          // S15 guard pred={hot} touches=(rS;x;r;r_ref;a;l)
+          // S15 guard pred={hot} touches=(rS;x;r;a;l)
           if (hot) {
             // S15_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1269,8 +1261,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -1300,7 +1291,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S18 guard pred={need} touches=(rS;x;r;r_ref;a;l;l_t;rP[k])
+          // S18 guard pred={need} touches=(rS;x;r;a;l;l_t;rP[k])
           if (need) {
             // S18_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1321,8 +1312,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -1337,7 +1327,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }

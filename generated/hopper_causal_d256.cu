@@ -5,7 +5,7 @@
 // kernel     attn_fwd: 384 threads, 229456 bytes of dynamic shared memory
 // compile    nvrtc --gpu-architecture=sm_90a --std=c++17 --fmad=false --ptxas-options=-v
 // tile: 128 rows = 2 x 64, 64 keys
-// estimate: simulated 2076 cycles a step, what binds: tensor; busy: tensor 99 %, ports 85 %, copy 90 %; 2531 cycles an item beside its steps
+// estimate: simulated 2076 cycles a step, what binds: tensor; busy: tensor 99 %, ports 85 %, copy 90 %; 2519 cycles an item beside its steps
 // bound: no order of these ops takes less than 2048 cycles a step, what binds: tensor; cycles needed: tensor 2048, copy 1872, ports 1773, longest recurrence 1648
 // products: rS, then rO of the tile before, at the head of a step: rO runs beside the softmax of the next tile
 // turns: 2 warpgroups issue their products in turn: the softmax of one runs beside the products of another
@@ -297,7 +297,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
     u32 rP1[16];
     float rO[128];
     float x[2];
-    float r_ref[2];
     float a[2];
     float l_t[2];
     float inv[2];
@@ -403,8 +402,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
       // P14 map over=rS
       {
         _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
-          r[ri] = (x[ri] * scale_log2);
-          r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
+          r[ri] = max_f32((x[ri] * scale_log2), -3.4028234663852886e+38f);
         }
       }
       // P15 map over=rS copies=(rP[0])
@@ -417,7 +415,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
           _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
               const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
-              const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+              const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
               l[ri] += v0;
               packed[ei] = v0;
             }
@@ -554,7 +552,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               }
             }
           }
-          // S15 guard pred={hot} touches=(rS;x;r;r_ref;a;l)
+          // S15 guard pred={hot} touches=(rS;x;r;a;l)
           if (hot) {
             // S15_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -575,8 +573,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -606,7 +603,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S18 guard pred={need} touches=(rS;x;r;r_ref;a;l;l_t;rP[k])
+          // S18 guard pred={need} touches=(rS;x;r;a;l;l_t;rP[k])
           if (need) {
             // S18_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -627,8 +624,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -643,7 +639,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -805,7 +801,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               }
             }
           }
-          // S15 guard pred={hot} touches=(rS;x;r;r_ref;a;l)
+          // S15 guard pred={hot} touches=(rS;x;r;a;l)
           if (hot) {
             // S15_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -826,8 +822,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -857,7 +852,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S18 guard pred={need} touches=(rS;x;r;r_ref;a;l;l_t;rP[k])
+          // S18 guard pred={need} touches=(rS;x;r;a;l;l_t;rP[k])
           if (need) {
             // S18_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -878,8 +873,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -894,7 +888,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -1035,7 +1029,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
           if ((t == (count - 1))) {
             if (lane == 0) mbarrier_arrive(230408u);
           }
-          // S15 guard pred={hot} touches=(rS;x;r;r_ref;a;l)
+          // S15 guard pred={hot} touches=(rS;x;r;a;l)
           if (hot) {
             // S15_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1056,8 +1050,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -1087,7 +1080,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S18 guard pred={need} touches=(rS;x;r;r_ref;a;l;l_t;rP[k])
+          // S18 guard pred={need} touches=(rS;x;r;a;l;l_t;rP[k])
           if (need) {
             // S18_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1108,8 +1101,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -1124,7 +1116,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -1262,7 +1254,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
           if ((t == (count - 1))) {
             if (lane == 0) mbarrier_arrive(230408u);
           }
-          // S15 guard pred={hot} touches=(rS;x;r;r_ref;a;l)
+          // S15 guard pred={hot} touches=(rS;x;r;a;l)
           if (hot) {
             // S15_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1283,8 +1275,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -1314,7 +1305,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S18 guard pred={need} touches=(rS;x;r;r_ref;a;l;l_t;rP[k])
+          // S18 guard pred={need} touches=(rS;x;r;a;l;l_t;rP[k])
           if (need) {
             // S18_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1335,8 +1326,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -1351,7 +1341,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }

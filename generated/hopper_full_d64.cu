@@ -5,7 +5,7 @@
 // kernel     attn_fwd: 640 threads, 131216 bytes of dynamic shared memory
 // compile    nvrtc --gpu-architecture=sm_90a --std=c++17 --fmad=false --ptxas-options=-v
 // tile: 256 rows = 4 x 64, 64 keys
-// estimate: simulated 1346 cycles a step, what binds: ports; busy: tensor 76 %, mufu 99 %, ports 100 %; 1331 cycles an item beside its steps
+// estimate: simulated 1346 cycles a step, what binds: ports; busy: tensor 76 %, mufu 99 %, ports 100 %; 1306 cycles an item beside its steps
 // bound: no order of these ops takes less than 1343 cycles a step, what binds: ports; cycles needed: ports 1343, mufu 1024, tensor 1024, longest recurrence 992
 // products: rO of the tile before, then rS, at the head of a step: rO runs beside the softmax of the next tile
 // turns: 4 warpgroups issue their products in turn: the softmax of one runs beside the products of another
@@ -291,7 +291,6 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
     u32 rP[16];
     float rO[32];
     float x[2];
-    float r_ref[2];
     float a[2];
     float l_t[2];
     float inv[2];
@@ -374,8 +373,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
       // P14 map over=rS
       {
         _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
-          r[ri] = (x[ri] * scale_log2);
-          r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
+          r[ri] = max_f32((x[ri] * scale_log2), -3.4028234663852886e+38f);
         }
       }
       // P15 map over=rS
@@ -388,7 +386,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
           _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
               const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
-              const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+              const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
               l[ri] += v0;
               packed[ei] = v0;
             }
@@ -518,7 +516,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S16 guard pred={need} touches=(rS;x;r;r_ref;l;a;l_t;rP)
+          // S16 guard pred={need} touches=(rS;x;r;l;a;l_t;rP)
           if (need) {
             // S16_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -538,8 +536,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a[ri] = exp2_approx((r_old[ri] - r[ri]));
                 l[ri] = (l[ri] * a[ri]);
               }
             }
@@ -553,7 +550,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -702,7 +699,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S16 guard pred={need} touches=(rS;x;r;r_ref;l;a;l_t;rP)
+          // S16 guard pred={need} touches=(rS;x;r;l;a;l_t;rP)
           if (need) {
             // S16_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -722,8 +719,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a[ri] = exp2_approx((r_old[ri] - r[ri]));
                 l[ri] = (l[ri] * a[ri]);
               }
             }
@@ -737,7 +733,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -886,7 +882,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S16 guard pred={need} touches=(rS;x;r;r_ref;l;a;l_t;rP)
+          // S16 guard pred={need} touches=(rS;x;r;l;a;l_t;rP)
           if (need) {
             // S16_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -906,8 +902,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a[ri] = exp2_approx((r_old[ri] - r[ri]));
                 l[ri] = (l[ri] * a[ri]);
               }
             }
@@ -921,7 +916,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -1070,7 +1065,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S16 guard pred={need} touches=(rS;x;r;r_ref;l;a;l_t;rP)
+          // S16 guard pred={need} touches=(rS;x;r;l;a;l_t;rP)
           if (need) {
             // S16_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1090,8 +1085,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a[ri] = exp2_approx((r_old[ri] - r[ri]));
                 l[ri] = (l[ri] * a[ri]);
               }
             }
@@ -1105,7 +1099,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -1240,7 +1234,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S16 guard pred={need} touches=(rS;x;r;r_ref;l;a;l_t;rP)
+          // S16 guard pred={need} touches=(rS;x;r;l;a;l_t;rP)
           if (need) {
             // S16_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1260,8 +1254,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a[ri] = exp2_approx((r_old[ri] - r[ri]));
                 l[ri] = (l[ri] * a[ri]);
               }
             }
@@ -1275,7 +1268,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -1407,7 +1400,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S16 guard pred={need} touches=(rS;x;r;r_ref;l;a;l_t;rP)
+          // S16 guard pred={need} touches=(rS;x;r;l;a;l_t;rP)
           if (need) {
             // S16_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1427,8 +1420,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a[ri] = exp2_approx((r_old[ri] - r[ri]));
                 l[ri] = (l[ri] * a[ri]);
               }
             }
@@ -1442,7 +1434,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -1574,7 +1566,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S16 guard pred={need} touches=(rS;x;r;r_ref;l;a;l_t;rP)
+          // S16 guard pred={need} touches=(rS;x;r;l;a;l_t;rP)
           if (need) {
             // S16_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1594,8 +1586,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a[ri] = exp2_approx((r_old[ri] - r[ri]));
                 l[ri] = (l[ri] * a[ri]);
               }
             }
@@ -1609,7 +1600,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -1741,7 +1732,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S16 guard pred={need} touches=(rS;x;r;r_ref;l;a;l_t;rP)
+          // S16 guard pred={need} touches=(rS;x;r;l;a;l_t;rP)
           if (need) {
             // S16_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1761,8 +1752,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a[ri] = exp2_approx((r_old[ri] - r[ri]));
                 l[ri] = (l[ri] * a[ri]);
               }
             }
@@ -1776,7 +1766,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }

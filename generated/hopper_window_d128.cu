@@ -5,7 +5,7 @@
 // kernel     attn_fwd: 384 threads, 196688 bytes of dynamic shared memory
 // compile    nvrtc --gpu-architecture=sm_90a --std=c++17 --fmad=false --ptxas-options=-v
 // tile: 128 rows = 2 x 64, 128 keys
-// estimate: simulated 3245 cycles a step, what binds: the order inside the streams; busy: tensor 63 %, ports 87 %, copy 58 %; 1267 cycles an item beside its steps
+// estimate: simulated 3245 cycles a step, what binds: the order inside the streams; busy: tensor 63 %, ports 87 %, copy 58 %; 1255 cycles an item beside its steps
 // bound: no order of these ops takes less than 2824 cycles a step, what binds: ports; cycles needed: ports 2824, math0 2219, math1 2219, longest recurrence 2284
 // products: rS, then rO of the tile before, at the head of a step: rO runs beside the softmax of the next tile
 // turns: 2 warpgroups issue their products in turn: the softmax of one runs beside the products of another
@@ -292,7 +292,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
     u32 rP1[32];
     float rO[64];
     float x[2];
-    float r_ref[2];
     float a[2];
     float l_t[2];
     float inv[2];
@@ -398,8 +397,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
       // P14 map over=rS
       {
         _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
-          r[ri] = (x[ri] * scale_log2);
-          r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
+          r[ri] = max_f32((x[ri] * scale_log2), -3.4028234663852886e+38f);
         }
       }
       // P15 map over=rS copies=(rP[0])
@@ -412,7 +410,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
           _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
               const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
-              const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+              const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
               l[ri] += v0;
               packed[ei] = v0;
             }
@@ -554,7 +552,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               }
             }
           }
-          // S15 guard pred={hot} touches=(rS;x;r;r_ref;a;l)
+          // S15 guard pred={hot} touches=(rS;x;r;a;l)
           if (hot) {
             // S15_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -575,8 +573,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -606,7 +603,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S18 guard pred={need} touches=(rS;x;r;r_ref;a;l;l_t;rP[k])
+          // S18 guard pred={need} touches=(rS;x;r;a;l;l_t;rP[k])
           if (need) {
             // S18_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -627,8 +624,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -643,7 +639,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -809,7 +805,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               }
             }
           }
-          // S15 guard pred={hot} touches=(rS;x;r;r_ref;a;l)
+          // S15 guard pred={hot} touches=(rS;x;r;a;l)
           if (hot) {
             // S15_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -830,8 +826,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -861,7 +856,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S18 guard pred={need} touches=(rS;x;r;r_ref;a;l;l_t;rP[k])
+          // S18 guard pred={need} touches=(rS;x;r;a;l;l_t;rP[k])
           if (need) {
             // S18_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -882,8 +877,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -898,7 +892,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -1039,7 +1033,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
           if ((t == (count - 1))) {
             if (lane == 0) mbarrier_arrive(197640u);
           }
-          // S15 guard pred={hot} touches=(rS;x;r;r_ref;a;l)
+          // S15 guard pred={hot} touches=(rS;x;r;a;l)
           if (hot) {
             // S15_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1060,8 +1054,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -1091,7 +1084,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S18 guard pred={need} touches=(rS;x;r;r_ref;a;l;l_t;rP[k])
+          // S18 guard pred={need} touches=(rS;x;r;a;l;l_t;rP[k])
           if (need) {
             // S18_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1112,8 +1105,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -1128,7 +1120,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -1266,7 +1258,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
           if ((t == (count - 1))) {
             if (lane == 0) mbarrier_arrive(197640u);
           }
-          // S15 guard pred={hot} touches=(rS;x;r;r_ref;a;l)
+          // S15 guard pred={hot} touches=(rS;x;r;a;l)
           if (hot) {
             // S15_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1287,8 +1279,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -1318,7 +1309,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S18 guard pred={need} touches=(rS;x;r;r_ref;a;l;l_t;rP[k])
+          // S18 guard pred={need} touches=(rS;x;r;a;l;l_t;rP[k])
           if (need) {
             // S18_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1339,8 +1330,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -1355,7 +1345,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }

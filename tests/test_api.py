@@ -231,7 +231,7 @@ def test_resources() -> None:
         ({"head_dim": 60}, "head_dim_qk=60 is not supported"),
         ({"head_dim_v": 512}, "head_dim_v=512 is not supported"),
         ({"dtype": torch.float32}, "dtype=torch.float32. Allowed: torch.float16, torch.bfloat16"),
-        ({"alignment": 4}, "alignment=4 is not supported. Allowed: 2, 16"),
+        ({"alignment": 6}, "alignment=6 is not supported. Allowed: 2, 4, 8, 16"),
         ({"target": "sm70"}, "target='sm70'. Allowed: 'sm80', 'sm90'"),
     ],
 )

@@ -51,7 +51,30 @@ def test_no_reason_where_the_order_matters(one: str, two: str) -> None:
     assert [why_equal(s) for s in found] == [""] * len(found)
 
 
-@pytest.mark.parametrize("name", [HOPPER, AMPERE])
+COPIES = [n for n in NAMES if n.startswith("text") and n.endswith(("cpasync", "unaligned"))]
+# of a load role whose threads copy
+ORDERED_COPIES = [
+    ("mbar_wait bar=K.free", "c"),
+    ("mbar_wait bar=V.free", "c"),
+    ("mbar_wait when={t == 0} bar=Q.free", "c"),
+    ("proxy", "mbar_arrive"),
+]
+
+
+@pytest.mark.parametrize("name", COPIES)
+@pytest.mark.parametrize(("one", "two"), ORDERED_COPIES)
+def test_no_reason_where_the_order_of_copies_matters(name: str, one: str, two: str) -> None:
+    """A slot is claimed before it is filled, made visible before it is handed over."""
+    found = []
+    for words, swap in swaps(schedule(name)).items():
+        pair = [w.partition(" ")[2] for w in words.split(" <-> ")]
+        if words.startswith("L") and pair[0].startswith(one) and pair[1].startswith(two):
+            found.append(swap)
+    assert found
+    assert [why_equal(s) for s in found] == [""] * len(found)
+
+
+@pytest.mark.parametrize("name", [HOPPER, AMPERE, *COPIES[:1], *COPIES[-1:]])
 def test_the_verifier_takes_what_has_a_reason(name: str) -> None:
     """A swap that is called equivalent is a schedule without a fault by the verifier's own rules, too."""
     reasons, wrong = set(), []

@@ -44,8 +44,9 @@ from attngen.ir.terms import read, updated, written
 
 @dataclass(frozen=True, kw_only=True)
 class CpAsync(Op):
-    """16-byte cp.async of a tile's rows [row, row + buffer rows) of tensor `src`; rows outside [first, limit) are
-    zero-filled (first None: 0). head: which head, where it changes inside an item (None: the item's)."""
+    """cp.async of a tile's rows [row, row + buffer rows) of tensor `src`, `bytes` (4, 8 or 16) at once; rows outside
+    [first, limit) are zero-filled (first None: 0). head: which head, where it changes inside an item (None: the
+    item's)."""
 
     dst: Ref = written()
     src: str
@@ -54,6 +55,7 @@ class CpAsync(Op):
     limit: Expr
     first: Expr | None = None
     head: Expr | None = None
+    bytes: int = 16
     unit = Unit.COPY
 
 
@@ -72,7 +74,7 @@ class CpVector(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class CopyTile(Op):
-    """The same copy element by element through registers, for rows that are not 16-byte aligned."""
+    """The same copy element by element through registers, for rows that start at any element."""
 
     dst: Ref = written()
     src: str

@@ -311,6 +311,10 @@ class Schedule:
     head_dim_qk: int = 0
     head_dim_v: int = 0
 
+    def head_dim(self, tensor: str) -> int:
+        """Columns of a tensor of the call."""
+        return self.head_dim_qk if tensor in ("q", "k", "dq", "dk") else self.head_dim_v
+
     def __str__(self) -> str:
         return self.print()
 

@@ -21,6 +21,7 @@ STATIC = (
     Rule("features", names.features),
     Rule("convergence", names.convergence),
     Rule("threads", resources.threads),
+    Rule("copy-units", copies.copy_units),
     Rule("offsets", memory.offsets),
     Rule("smem-limit", memory.limit),
     Rule("setmaxnreg", resources.setmaxnreg),

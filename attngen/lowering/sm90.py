@@ -279,7 +279,7 @@ def pairs(context: HopperContext, op: o.CopyTile) -> dict[str, Argument]:
     batch = 1
     while 2 * batch * layout.slabs <= PAIRS and layout.rows % (2 * batch * warps) == 0:
         batch *= 2
-    columns, covered = context.head_dim(op.src), layout.slabs * SLAB_COLUMNS
+    columns, covered = context.schedule.head_dim(op.src), layout.slabs * SLAB_COLUMNS
     return {
         "dst": context.address(op.dst), "src": op.src, "row": context.expr(op.row), "inside": context.inside(op),
         "rows": layout.rows, "warps": warps, "batch": batch, "slabs": layout.slabs,

@@ -298,7 +298,7 @@ class Costs:
             case o.RedAdd():
                 return self._memory(self.values[op.src.name].registers, Instr.GLOBAL)
             case o.CpAsync():
-                return self._memory(self.bytes(op) / (16 * self.threads), Instr.GLOBAL)
+                return self._memory(self.bytes(op) / (op.bytes * self.threads), Instr.GLOBAL)
             case o.CpVector():
                 return self._memory(self.bytes(op) / (4 * self.threads), Instr.GLOBAL)
             case o.CopyTile():

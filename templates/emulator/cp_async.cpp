@@ -23,7 +23,7 @@ void copy_async(u32 dst, const void* src, int bytes, int src_bytes, int line) {
   if (src_bytes != 0 && src_bytes != bytes) fail(line, "cp_async_%d with src_bytes %d: 0 or %d", bytes, src_bytes, bytes);
   if (src_bytes != 0) launch.global.check(src, bytes, false, line);
   cta.shared.begin_write(dst, bytes, fiber.actor(), cta.clocks, line);
-  fiber.copies.copies.push_back({dst, src_bytes != 0 ? src : nullptr, bytes, line, false});
+  fiber.copies.copies.push_back({dst, bytes, src_bytes != 0 ? src : nullptr, line, false});
   fiber.copies.open++;
   if (launch.mode == Mode::eager) land(cta, fiber.copies.copies.back());
 }

@@ -8,8 +8,8 @@ namespace emu {
 
 struct Copy {
   u32 dst;
-  const void* src;  // null: zeros
   int bytes;
+  const void* src;  // null: zeros
   int line;
   bool landed;
 };

@@ -1,4 +1,4 @@
-// Primitives from sm80 on: asynchronous copies of 16 and 4 bytes, matrix loads, warp-wide matrix products.
+// Primitives from sm80 on: asynchronous copies, matrix loads, warp-wide matrix products.
 
 // ---- primitives
 
@@ -7,7 +7,12 @@ DI void cp_async_16(u32 dst, const void* src, int src_bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(src_bytes) : "memory");
 }
 
-// cp.async.ca.shared.global: 4 bytes; src_bytes is 4, or 0 to write zeros and leave src unread
+// cp.async.ca.shared.global: 8 bytes, both addresses multiples of 8; src_bytes is 8 or 0
+DI void cp_async_8(u32 dst, const void* src, int src_bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(dst), "l"(src), "r"(src_bytes) : "memory");
+}
+
+// cp.async.ca.shared.global: 4 bytes, both addresses multiples of 4; src_bytes is 4 or 0
 DI void cp_async_4(u32 dst, const void* src, int src_bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(dst), "l"(src), "r"(src_bytes) : "memory");
 }
