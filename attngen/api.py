@@ -12,6 +12,7 @@ from torch import Tensor
 from attngen import measured, ops, tune
 from attngen.backward_pipeline import Asked, gradient_names
 from attngen.config import AnyConfig, Config, HopperConfig
+from attngen.configtext import parse_config
 from attngen.described import described
 from attngen.errors import SignatureError, SpecError
 from attngen.gradient import BackwardKernel, backward_for
@@ -229,15 +230,16 @@ def compile(
     dtype: torch.dtype = torch.bfloat16,
     target: str = TARGETS[0],
     alignment: int = 16,
-    config: AnyConfig | None = None,
+    config: AnyConfig | str | None = None,
     autotune: bool = False,
     shapes: tuple[int, int, int, int, int] | None = None,
 ) -> BoundKernel:
     """The kernel of a description. Needs no GPU; it is compiled to machine code when first asked for.
 
     head_dim: of q and k; head_dim_v: of v, None: the same. alignment: bytes that every row of q, k and v is aligned
-    to, 16 or 2. config: tile sizes; None: measured before, or chosen by rules. autotune: measured on the current CUDA
-    device instead, on random tensors of `shapes` (batch, heads, key heads, queries, keys), unless that was done."""
+    to, 16 or 2. config: tile sizes, also as the text that `explain` prints; None: measured before, or chosen by rules.
+    autotune: measured on the current CUDA device instead, on random tensors of `shapes` (batch, heads, key heads,
+    queries, keys), unless that was done."""
     if not isinstance(spec, Attention):
         raise SpecError(f"spec is a {type(spec).__name__}. Allowed: attngen.Attention(...)")
     types = {t.torch_dtype: t for t in IoType}
@@ -245,10 +247,12 @@ def compile(
         raise SignatureError(f"dtype={dtype}. Allowed: {', '.join(map(str, types))}")
     signature = Signature(types[dtype], head_dim, head_dim if head_dim_v is None else head_dim_v, alignment)
     on = _target(target)
+    if isinstance(config, str):
+        config = parse_config(config)
     if config is not None and not isinstance(config, (Config, HopperConfig)):
         raise SignatureError(
-            f"config={config!r}. Allowed: attngen.Config(...) for sm80, attngen.HopperConfig(...) for sm90; the text "
-            "that explain prints is for the command line"
+            f"config={config!r}. Allowed: attngen.Config(...) for sm80, attngen.HopperConfig(...) for sm90, or the "
+            "text that explain prints: 'm128n64w4 s1 ctas2'"
         )
     if autotune:
         config = _tuned(spec, signature, on, config, shapes)

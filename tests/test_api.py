@@ -217,7 +217,7 @@ def test_a_config_of_another_target(target: str, config: AnyConfig, words: str) 
 
 def test_turns_need_two_warpgroups() -> None:
     with pytest.raises(SignatureError, match="turns=True with warpgroups=1: one takes no turns"):
-        attngen.HopperConfig(1, 64)
+        attngen.HopperConfig(1, 64, turns=True)
 
 
 def test_resources() -> None:

@@ -16,9 +16,10 @@ import torch
 
 from attngen import expr as ex
 from attngen.cli import COMMANDS, main, parser
-from attngen.cli.request import SAMPLE_SHAPES, Samples, parse_config
+from attngen.cli.request import SAMPLE_SHAPES, Samples
 from attngen.cli.syntax import parse_mask, parse_scores
 from attngen.config import Config, FoldPolicy, HopperConfig, read
+from attngen.configtext import parse_config
 from attngen.errors import MissingToolError, SignatureError, SpecError
 from attngen.evaluate import evaluate
 from attngen.ir.schedule import Schedule
@@ -156,6 +157,7 @@ def test_configurations() -> None:
         2, 128, 4, FoldPolicy.CONDITIONAL, issue=(1, 0)
     )
     assert parse_config("m128n64g2") == HopperConfig(2, 64, turns=False)
+    assert HopperConfig(1, 96).turns is False and HopperConfig(2, 96).turns is True
     with pytest.raises(SpecError, match="m128n64w4 with s1"):
         parse_config("128x64")
     with pytest.raises(SpecError, match=r"has m128. Allowed for g3: m192"):

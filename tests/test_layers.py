@@ -16,7 +16,8 @@ PACKAGE = ROOT / "attngen"
 # and the levels (`ir`) do not know each other: passes are the first to see both. An entry covers what is below it,
 # unless a longer one does: the interpreter of a fold takes the monoid from the pass that derives it.
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("ground", ("errors", "env", "resources", "progress", "layout", "target", "config", "naming", "reads")),
+    ("ground", ("errors", "env", "resources", "progress", "layout", "target", "config", "configtext", "naming",
+                "reads")),
     (
         "expressions",
         ("expr", "exprtext", "fold", "sums", "rows", "interval", "evaluate", "proxy", "once", "trace", "functions",
