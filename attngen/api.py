@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -20,12 +21,13 @@ from attngen.ir.graph import Graph
 from attngen.ir.program import Program
 from attngen.ir.schedule import Schedule
 from attngen.kernel import Kernel, kernel_for, next_config, settled
+from attngen.keywords import reject
 from attngen.lower import Source
 from attngen.prepare import prepare
 from attngen.progress import Progress
 from attngen.runtime import Resources, Unit, precompile_into
 from attngen.signature import IoType, Shapes, Signature, signature_of
-from attngen.spec import Attention, Normalizer
+from attngen.spec import Attention
 from attngen.target import SM80, Target
 from attngen.target import target as target_named
 from attngen.variants import MaskLike, ScoreLike
@@ -47,6 +49,7 @@ def attention(
     *,
     spec: Attention | None = None,
     autotune: bool = False,
+    **others: NoReturn,  # those of other libraries, for an error that says what to write
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of q [B, Hq, Sq, D] over k [B, Hkv, Sk, D] and v [B, Hkv, Sk, Dv]: out [B, Hq, Sq, Dv], or (out, lse)
     with return_lse.
@@ -55,6 +58,8 @@ def attention(
     tracing a function on every call. target: the GPU generation to generate for; None: the one that fits the device.
     CPU tensors run in the emulator. autotune: where nothing was measured on this device for this description, head dims
     and type, measure the first configurations on this call's tensors, which takes seconds, and remember the fastest."""
+    if others:
+        reject(others, "q, k, v, mask, score, scale, sink, return_lse, normalizer, target, spec, autotune")
     on = None if target is None else _target(target)
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         raise _not_a_tensor(q, k, v)
@@ -122,7 +127,7 @@ class BoundKernel:
     """What `compile` makes: a kernel with the tensors and the scale of its description.
 
     Printable levels: `graph`, `program`, `schedule`, `source`; `resources`: registers, spills and shared memory.
-    Called with q, k, v that fit `signature`, it gives (out, lse), or out alone where no sum is taken."""
+    Called with q, k, v that fit `signature`, it gives what `attention` gives: out, or (out, lse) with return_lse."""
 
     def __init__(self, kernel: Kernel, spec: Attention) -> None:
         self.kernel, self.spec = kernel, spec
@@ -200,7 +205,7 @@ class BoundKernel:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         self._check(q, k, v)
         out, lse = _call(self.spec, self._key, q, k, v, self._captures)
-        return out if self.spec.normalizer is Normalizer.NONE else (out, lse)
+        return (out, lse) if self.spec.return_lse else out
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         want = self.signature

@@ -104,13 +104,14 @@ def test_scores(text: str, description: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("causl", "'causl' is not known. Allowed: full, causal, window, sliding_window, prefix_lm, document"),
+        ("causl", "'causl' is not known (did you mean 'causal'?). Allowed: full, causal, window, sliding_window"),
         ("causal &", "does not parse"),
         ("causal + full", "'causal + full' in 'causal + full' is not understood. Allowed: full, causal"),
         ("().__class__", "is not understood"),
         ("__import__('os')", "'__import__' is not known"),
         ("sliding_window(open('x'))", "the argument \"open('x')\" is not a number"),
-        ("sliding_window(True)", "the argument 'True' is not a number"),
+        ("sliding_window(True)", "size=True (bool)"),
+        ("sliding_window(None)", "the argument 'None' is not a number"),
         ("sliding_window()", "missing 1 required positional argument: 'size'"),
         ("sliding_window(0)", "size=0"),
         ("window(*(1, 2))", "is not a number"),
@@ -148,6 +149,11 @@ def test_sample_tensors() -> None:
     bias = Attention(score=parse_scores("bias", SAMPLES.scores))
     assert [tuple(t.shape) for t in bias.tensors.values()] == [(1, 4, 128, 128)]
     assert bias.variant.score.op is ex.Op.ADD
+
+
+def test_a_score_may_be_approximate() -> None:
+    (score,) = parse_scores("softcap(30, approximate=True)", SAMPLES.scores)
+    assert str(score) == "softcap(30, approximate)"
 
 
 def test_configurations() -> None:

@@ -32,7 +32,10 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("machines", ("runtime", "emulator")),
     ("kernels", ("tensormap", "worktable", "arguments", "kernel", "measured", "execute", "plan", "gradient")),
     ("instruments", ("files", "golden", "trial", "gradient_trial", "commute", "faults", "doctor", "bench.timing")),
-    ("operators", ("reads", "dispatch", "ops", "tune", "merge", "prepare", "described", "api", "compat")),
+    (
+        "operators",
+        ("reads", "keywords", "dispatch", "batching", "ops", "tune", "merge", "prepare", "described", "api", "compat"),
+    ),
     ("reports", ("draw", "bench")),
     ("command line", ("cli", "__main__")),
 )

@@ -110,6 +110,7 @@ def measured(arguments: argparse.Namespace) -> Record:
 
 def chosen(option: str, text: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
     """The names of a comma list, in the order of `allowed`."""
+    from attngen.cli.syntax import meant
     from attngen.errors import SpecError
 
     named = {part.strip() for part in text.split(",")}
@@ -117,7 +118,8 @@ def chosen(option: str, text: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
         return allowed
     unknown = sorted(named - set(allowed) - {""})
     if unknown:
-        raise SpecError(f"{option}: {', '.join(unknown)} is not known. Allowed: {', '.join(allowed)}, all")
+        named_wrong = ", ".join(f"{name}{meant(name, allowed)}" for name in unknown)
+        raise SpecError(f"{option}: {named_wrong} is not known. Allowed: {', '.join(allowed)}, all")
     return tuple(name for name in allowed if name in named)
 
 
