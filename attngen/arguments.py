@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -36,13 +37,18 @@ def number(e: Expr, sizes: Mapping[str, int]) -> int:
 
 
 def workspaces(schedule: Schedule, sizes: Mapping[str, int], device: torch.device) -> dict[str, torch.Tensor]:
-    """Fresh uninitialised workspaces of a module."""
+    """Fresh workspaces of a module, uninitialised on a GPU. For the emulator floats are NaN: what a kernel reads and
+    none has written shows."""
     return {w.name: _workspace(w, sizes, device) for w in schedule.workspaces}
 
 
 def _workspace(w: Workspace, sizes: Mapping[str, int], device: torch.device) -> torch.Tensor:
-    make = torch.zeros if w.zero else torch.empty
-    return make([number(e, sizes) for e in w.shape], dtype=TORCH[w.elem], device=device)
+    shape = [number(e, sizes) for e in w.shape]
+    if w.zero:
+        return torch.zeros(shape, dtype=TORCH[w.elem], device=device)
+    if device.type == "cpu" and w.elem is Elem.F32:
+        return torch.full(shape, math.nan, dtype=torch.float32)
+    return torch.empty(shape, dtype=TORCH[w.elem], device=device)
 
 
 def grid(kernel: Kernel, sizes: Mapping[str, int]) -> int:

@@ -70,7 +70,7 @@ class HopperConfig:
 
     slots: tiles of keys, and of values, in shared memory. stages: for each contraction of a tile, in program order, how
     many steps after the tile's first it is issued. issue: their order in a step. turns: warpgroups take turns on the
-    tensor cores."""
+    tensor cores; left out: where there are several."""
 
     warpgroups: int
     block_n: int
@@ -78,9 +78,11 @@ class HopperConfig:
     policy: FoldPolicy = FoldPolicy.REFERENCE
     stages: tuple[int, ...] = (0, 1)
     issue: tuple[int, ...] = (0, 1)
-    turns: bool = True
+    turns: bool = None  # type: ignore[assignment]  # None: where there are several warpgroups
 
     def __post_init__(self) -> None:
+        if self.turns is None:
+            object.__setattr__(self, "turns", self.warpgroups != 1)
         for name in ("stages", "issue"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         numbers = (self.warpgroups, self.block_n, self.slots, *self.stages, *self.issue)

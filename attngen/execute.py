@@ -13,7 +13,7 @@ from attngen.errors import MissingToolError
 from attngen.ir.schedule import PERSISTENT
 from attngen.kernel import Generated, Kernel, settled
 from attngen.runtime.load import LoadedKernel, device_facts, load, runs_on
-from attngen.signature import Shapes, Signature
+from attngen.signature import VECTOR_BYTES, Shapes, Signature
 from attngen.spec import Variant
 from attngen.target import SM80, SM90, Target
 from attngen.tensormap import encode_driver, encode_emulator
@@ -116,6 +116,11 @@ def target_for(variant: Variant, signature: Signature, device: torch.device) -> 
     """The target that serves a call best: the device's own where there is a schedule for the call, else sm80."""
     hopper = device.type == "cuda" and runs_on(SM90.archs[0], device_facts(device.index).capability)
     return SM90 if hopper else SM80
+
+
+def backward_target(variant: Variant, signature: Signature, device: torch.device) -> Target:
+    """The target that serves a gradient best; on Hopper the copy engine loads all tiles, which needs aligned rows."""
+    return target_for(variant, signature, device) if signature.alignment == VECTOR_BYTES else SM80
 
 
 def device_arch(target: Target, device_index: int) -> str:

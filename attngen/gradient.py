@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from attngen.execute import device_arch, empty_like_rows, head_bytes, launch_mod
 from attngen.expr import B, DType, H, I, Op, walk
 from attngen.ir.graph import Graph, Output
 from attngen.ir.ops import Assign
+from attngen.ir.schedule import VerifiedSchedule
 from attngen.kernel import Generated
 from attngen.passes.tile_sums import element_sums
 from attngen.plan import Launches, Layout, empty_on, launches, layouts
@@ -64,6 +66,11 @@ class BackwardKernel(Generated):
         for stage in self.levels.stages:
             lines += ["", f"---- {stage.name}", str(stage).rstrip()]
         return "\n".join(lines) + "\n"
+
+    def with_schedule(self, schedule: VerifiedSchedule) -> BackwardKernel:
+        """The same gradients by another schedule."""
+        levels = replace(self.levels, verified=schedule)
+        return BackwardKernel(self.variant, self.signature, self.target, self.asked, levels)
 
     @property
     def configs(self) -> tuple[SumsConfig, ...]:
@@ -192,8 +199,7 @@ def run(
         return plan(kernel, tensors, captures, scale).run(tensors, captures)
     made = [(x, torch.empty_strided(*x.layout, dtype=x.dtype)) for x in results(kernel, tensors, captures)]
     for x, t in made:
-        if x.zero:
-            t.zero_()
+        t.fill_(0.0 if x.zero else math.nan)  # what is not written shows
     held = {**given(tensors, captures), **{x.name: t for x, t in made}}
     launch_module(kernel, held, scalars_of(q, k, scale), mode, seed)
     return finished(made, captures, k.size(2))

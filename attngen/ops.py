@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -18,11 +18,13 @@ from torch.autograd import forward_ad
 
 from attngen import gradient, measured
 from attngen.backward_pipeline import Asked, gradient_names
+from attngen.batching import backward_rule, forward_rule
 from attngen.config import AnyConfig
-from attngen.dispatch import addresses
+from attngen.dispatch import addresses, transformed
 from attngen.errors import EmulationWarning, GradientError, PassError, SignatureError, SpecError, VerifyError
 from attngen.evaluate import evaluate
-from attngen.execute import empty_like_rows, run, target_for
+from attngen.execute import backward_target, empty_like_rows, run, target_for
+from attngen.expr import variables
 from attngen.gradient import GradientPlan, backward_for, backward_signature
 from attngen.kernel import Kernel, kernel_for
 from attngen.plan import Plan, plan
@@ -248,6 +250,15 @@ def visited_part(variant: Variant, shapes: Shapes, captures: Mapping[str, Tensor
 # ---- gradients ---------------------------------------------------------------------------------------------------
 
 
+def reject_transforms() -> None:
+    """Raises GradientError inside torch.func.grad and the like, where torch's own error names none of this."""
+    if transformed() in ("Grad", "Jvp"):
+        raise GradientError(
+            "attngen.attention inside a transformation of torch.func (grad, vjp, jvp, jacrev), which its operator does "
+            "not support. Take gradients with torch.autograd.grad or backward(); torch.vmap is supported"
+        )
+
+
 def reject_tangents(tensors: Sequence[Tensor], names: Sequence[str]) -> None:
     """Raises GradientError where forward-mode autograd would have to know a derivative."""
     if forward_ad._current_level >= 0:
@@ -303,7 +314,7 @@ def _backward(
     if not asked.wanted:
         return _in_order({}, wanted, tensors)
     signature = backward_signature(signature_of(q, k, v), out, dout)
-    kernel = backward_for(known.variant, signature, target_for(known.variant, signature, q.device), asked)
+    kernel = backward_for(known.variant, signature, backward_target(known.variant, signature, q.device), asked)
     sizes = {"b": shapes.B, "h": shapes.Hq, "i": shapes.Sq, "j": shapes.Sk}
     unordered = gradient.unordered(kernel, sizes) if same_bits else []
     _check_order(unordered)
@@ -367,6 +378,11 @@ def _fake_backward(
     return [_gradient_like(name, t) for (name, t), n in zip(tensors.items(), needed, strict=True) if n]
 
 
+def _reads_batch(key: str) -> bool:
+    variant = entry(key).variant
+    return "b" in variables(variant.score, variant.mask)
+
+
 _library = torch.library.Library("attngen", "DEF")
 _library.define(
     "forward(Tensor q, Tensor k, Tensor v, Tensor[] captures, str key, float scale) -> (Tensor out, Tensor lse)"
@@ -379,6 +395,8 @@ _library.impl("forward", _forward, "CompositeExplicitAutograd")
 _library.impl("backward", _backward, "CompositeExplicitAutograd")
 torch.library.register_fake("attngen::forward", _fake, lib=_library)
 torch.library.register_fake("attngen::backward", _fake_backward, lib=_library)
+torch.library.register_vmap("attngen::forward", partial(forward_rule, _reads_batch), lib=_library)
+torch.library.register_vmap("attngen::backward", partial(backward_rule, _reads_batch), lib=_library)
 torch.library.register_autograd("attngen::forward", _gradients, setup_context=_save, lib=_library)
 torch.library.register_autograd("attngen::backward", _twice, lib=_library)
 
@@ -393,5 +411,6 @@ def call(q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], key: str, scal
             if pointers is not None:
                 return _on_gpu(q, k, v, captures, key, scale, pointers)
         reject_tangents((q, k, v, *captures), ("q", "k", "v", *(entry(key).names if captures else ())))
+        reject_transforms()
     result: tuple[Tensor, Tensor] = forward(q, k, v, captures, key, scale)
     return result

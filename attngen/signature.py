@@ -126,8 +126,10 @@ def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: Descr
                 f"{name} has the shape {list(t.shape)}. Allowed: 4 dimensions [batch, heads, seq, head_dim]"
             )
         if t.dtype not in _IO_TYPES:
+            autocast = torch.is_autocast_enabled(t.device.type)
+            more = ": autocast does not convert what attngen is given" if autocast else ""
             raise SignatureError(
-                f"{name} has dtype {t.dtype}. Allowed: float16, bfloat16. Convert q, k and v"
+                f"{name} has dtype {t.dtype}. Allowed: float16, bfloat16. Convert q, k and v{more}"
             )
         if t.stride(-1) != 1 and t.size(-1) > 1 and t.numel():
             raise SignatureError(

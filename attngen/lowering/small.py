@@ -50,7 +50,7 @@ def scan_call(context: RoleContext, op: o.ScanTiles) -> dict[str, Argument]:
 def cast_frag_call(context: RoleContext, op: o.CastFrag) -> dict[str, Argument]:
     """x: an element of a block."""
     tensor = next(t for t in context.kernel.tensors if t.name == op.dst)
-    width = context.head_dim(op.dst)
+    width = context.schedule.head_dim(op.dst)
     found = [(first, w) for first, w in blocks(op.cols) if first < width]
     printer = Printer(lambda v: "x" if v.name == "x" else context.spell(v), context.elems, context.dense)
     return {
