@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from attngen.config import Config
 from attngen.errors import PassError
-from attngen.expr import DType, const, loads, var
+from attngen.expr import SEQLEN_Q, DType, Op, add, const, loads, make, mul, var
 from attngen.ir.graph import Axis, Graph
 from attngen.ir.program import Program
 from attngen.ir.schedule import Access, Elem, Fact, Schedule, TensorArg, VerifiedSchedule, Workspace
@@ -144,11 +144,13 @@ def stages(
             Workspace(name=t.name, elem=t.elem, shape=tuple(var(n, DType.I32) for n in ROW_SIZES)) for t in made
         ]
         plan = dataclasses.replace(plan, kernels=(rows, *plan.kernels))
-    for owned in parts.owned:
+    for owned, config in zip(parts.owned, configs, strict=True):
+        rows_of_tiles = mul(make(Op.FLOORDIV, add(SEQLEN_Q, const(config.block_n - 1)), const(config.block_n)),
+                            const(config.block_n))  # fmt: skip
         for out, node in owned.shed():
-            # columns of padding too: they are added to without a condition
+            # rows and columns of padding too: they are added to without a condition
             width = signature.head_dim_qk if node.axes[3] is Axis.D else signature.head_dim_v
-            shape = (*(var(n, DType.I32) for n in ROW_SIZES), const(tile_width(owned, width)))
+            shape = (*(var(n, DType.I32) for n in ROW_SIZES[:2]), rows_of_tiles, const(tile_width(owned, width)))
             spaces.append(Workspace(name=node.id, elem=Elem.F32, shape=shape, zero=True))
             elem = Elem.BF16 if signature.dtype.value == "bf16" else Elem.F16
             plan = dataclasses.replace(plan, kernels=(*plan.kernels, cast_kernel(owned.graph, out, node, elem, width)))

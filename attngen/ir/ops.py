@@ -398,13 +398,13 @@ class StRows(Op):
 @dataclass(frozen=True, kw_only=True)
 class RedAdd(Op):
     """Fragment added to a global fp32 tensor with red.add; its rows and columns lie as those of a product with a
-    shared tile `a.T` (see mma_sync). head: which head, where it changes inside an item."""
+    shared tile `a.T` (see mma_sync). The tensor has all rows of the tile. head: which head, where it changes inside an
+    item."""
 
     dst: str
     src: Ref = read()
     heads: Heads
     row: Expr
-    limit: Expr
     mode: Assign
     head: Expr | None = None
     unit = Unit.GLOBAL

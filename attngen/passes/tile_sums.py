@@ -284,7 +284,7 @@ class _Tiler:
         a, b = replace(staged, transposed=True), Ref(name=tile_name("s", self.right(node)))
         yield ContractTile(id=f"o{number}", d=d, a=a, b=b, zero=True)
         row = mul(i32(TILE[stream]), const(cols))
-        yield AddTile(id=f"o{number + 1}", dst=node.id, src=d, heads=Heads.Q, row=row, limit=LENGTH[stream])
+        yield AddTile(id=f"o{number + 1}", dst=node.id, src=d, heads=Heads.Q, row=row)
 
     @property
     def classes(self) -> tuple[str, ...]:
