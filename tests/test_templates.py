@@ -98,7 +98,7 @@ PARTS |= {"kernel_roles", "role", "items", "phase", "tiles_drained", "guard", "r
 PARTS |= {"tiles_alternating", "item_keys"}
 # One op, several spellings: the place of an operand decides in Python.
 SPELLINGS = {"mma_sync_ss": "mma_sync", "mma_sync_rs": "mma_sync", "mma_sync_ts": "mma_sync", "reduce_quad": "reduce"}
-SPELLINGS |= {"st_packed": "st_frag", "cp_async_narrow": "cp_async"}
+SPELLINGS |= {"st_packed": "st_frag", "cp_async_narrow": "cp_async", "st_tile_narrow": "st_tile"}
 SPELLINGS |= {"wgmma_ss": "wgmma", "wgmma_rs": "wgmma", "mbar_arrive_warp": "mbar_arrive", "st_matrix": "st_frag"}
 
 
