@@ -56,8 +56,10 @@ def cast_frag_call(context: RoleContext, op: o.CastFrag) -> dict[str, Argument]:
         "dst": op.dst, "src": op.src, "block": context.kernel.work.block_m * op.cols,
         "factor": context.expr(op.factor), "pack": f"pack_{tensor.elem.value}x2",
         "parts": [
-            {"first": str(first), "at": str(first * context.kernel.work.block_m), "tiles": str(w // 8),
-             "groups": str(-(-w // 32)), "width": str(min(w, width - first))}
+            {"at": str(first * context.kernel.work.block_m), "tiles": str(w // 8), "groups": str(-(-w // 32)),
+             "rows": call(context.target, "store_eights", {
+                 "dst": op.dst, "groups": -(-w // 32), "first": first, "width": min(w, width - first),
+             })}
             for first, w in found
         ],
     }  # fmt: skip
