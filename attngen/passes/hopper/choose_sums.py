@@ -23,11 +23,12 @@ from attngen.ir.graph import Axis, Contract, Input
 from attngen.layout import Fragment, Swizzle, blocks
 from attngen.passes.choose import padded
 from attngen.passes.choose_sums import products
-from attngen.passes.hopper.stage_sums import ADDRESSES, BARRIERS, STAGED, role_registers
+from attngen.passes.hopper.stage_sums import ADDRESSES, BARRIERS, STAGED, role_registers, shared_accumulators
 from attngen.passes.partition import Owned
 from attngen.passes.place import place
 from attngen.passes.sum_names import KEY_KERNEL
 from attngen.passes.tile_sums import tile_sums
+from attngen.passes.visits import ROWS_A_GROUP
 from attngen.signature import Signature
 from attngen.spec import Variant
 from attngen.target import Target
@@ -66,11 +67,12 @@ def candidates_sums(
         step = SLAB if owned.shed() else 16
         for groups in (2,) if owned.shed() else (2, 1):
             for block_n in (w for w in WIDTHS if w % step == 0):
-                shape = HopperSumsConfig(groups, block_n, 2, split)
-                left = spare(owned, signature, target, shape, held)
-                if left > 0:
-                    ways = (replace(shape, **way) for way in loops(bool(owned.shed()), groups > 1, left))
-                    found += (c for c in ways if smem(owned, signature, c) <= target.smem_per_cta)
+                for parts in (1, 2) if owned.shed() else (1,):
+                    shape = HopperSumsConfig(groups, block_n, 2, split, parts=parts)
+                    left = spare(owned, signature, target, shape, held)
+                    if left > 0:
+                        ways = (replace(shape, **way) for way in loops(bool(owned.shed()), groups > 1, left))
+                        found += (c for c in ways if smem(owned, signature, c) <= target.smem_per_cta)
     return tuple(found)
 
 
@@ -83,20 +85,22 @@ def loops(shed: bool, several: bool, left: int) -> Iterator[dict[str, Any]]:
 
 
 def sizes(owned: Owned, signature: Signature) -> tuple[list[int], list[int], list[int], list[int]]:
-    """Columns of the owned inputs, of the streamed ones, of the sums, and of the blocks of parts of sums."""
+    """Columns of the owned inputs, of the streamed ones, of the sums, and of the blocks of 64 rows of parts of sums."""
     size = {Axis.D: padded(signature.head_dim_qk), Axis.DV: padded(signature.head_dim_v)}
     read = {name for node in owned.graph.of(Contract) for name in node.operands()}
     inputs = [node for node in owned.graph.of(Input) if node.id in read]
     own, stream = ([size[x.axes[3]] for x in inputs if a in x.axes] for a in (owned.own, owned.stream))
     sums = [size[node.axes[3]] for _, node in owned.sums()]
-    parts = [w for _, node in owned.shed() for w in {w for _, w in blocks(size[node.axes[3]])}]
+    parts = [w for _, node in owned.shed() for _, w in blocks(size[node.axes[3]])]
     return own, stream, sums, parts
 
 
 def spare(owned: Owned, signature: Signature, target: Target, config: HopperSumsConfig, held: int) -> int:
     """Registers a thread of the math role beside addresses, accumulators and operands; below 1: too many."""
     _, _, sums, parts = sizes(owned, signature)
-    math = role_registers(config.warpgroups, sum(parts) // 2 if parts else None, target)[2]
+    parts *= config.block_n // ROWS_A_GROUP
+    kept = dict(zip(shared_accumulators(parts, config.parts), parts, strict=True))
+    math = role_registers(config.warpgroups, sum(kept.values()) // 2 if parts else None, target)[2]
     scores = config.block_n // 2 * (1 if config.split else products(owned))
     return math - (ADDRESSES + sum(sums) // 2 + scores + held * config.block_n // 4)
 

@@ -67,7 +67,7 @@ from attngen.ir.schedule import (
     Work,
     WorkSource,
 )  # fmt: skip
-from attngen.layout import WIDEST_BLOCK, Fragment, SmemLayout, Swizzle, blocks
+from attngen.layout import Fragment, SmemLayout, Swizzle, blocks
 from attngen.passes.hopper.allocate import names
 from attngen.passes.hopper.stage import GROUP_THREADS, OUTPUT_TURN, STAGING, T, W, order_of, ring_of, steps_of
 from attngen.passes.ranges import TileClass
@@ -235,34 +235,39 @@ class SumStager:
             for v in values for row in range(0, v.rows, ROWS_A_GROUP) for column, width in blocks(v.cols)
         )  # fmt: skip
 
-    def shed_value(self, width: int) -> str:
+    def accumulators(self) -> dict[str, int]:
+        """Values of the parts that are in flight at once, and their columns."""
         (op,) = (op for op in self.shed if isinstance(op, AddTile))
-        alone = len({p.width for p in self.parts()}) == 1
-        return op.src.name if alone or width == WIDEST_BLOCK else f"{op.src.name}{width}"
+        parts = self.parts()
+        names = shared_accumulators([p.width for p in parts], self.config.parts)
+        return {f"{op.src.name}{name}": part.width for name, part in zip(names, parts, strict=True)}
 
     def shed_step(self) -> Iterator[AnyOp]:
+        """As many products at once as there are accumulators for, then what they add."""
         product, adding = self.shed
         assert isinstance(product, ContractTile) and isinstance(adding, AddTile)
-        blocks = len({p.row for p in self.parts()})
-        for part in self.parts():
-            value = self.program.value(product.d.name)
-            assert value is not None
-            d = Ref(name=self.shed_value(part.width))
-            a = self.ref(product.a, T)
-            if blocks > 1:
-                a = dataclasses.replace(a, cols=const(part.row // ROWS_A_GROUP))
-            b = product.b if part.width == value.cols else dataclasses.replace(
-                product.b, cols=const(part.column // part.width)
-            )  # fmt: skip
-            yield Wgmma(id="", d=d, a=a, b=b, group=f"g_{d.name}", zero=True)
-            at = add(mul(adding.row, const(value.cols)), const(part.row * value.cols + part.column * ROWS_A_GROUP))
-            yield RedFrag(id="", dst=adding.dst, src=d, heads=adding.heads, at=fold(at), mode=Assign.REDUCE_ADD)
+        value, parts = self.program.value(product.d.name), self.parts()
+        assert value is not None
+        names = shared_accumulators([p.width for p in parts], self.config.parts)
+        rows = len({p.row for p in parts})
+        for first in range(0, len(parts), self.config.parts):
+            adds: list[AnyOp] = []
+            for part, name in list(zip(parts, names, strict=True))[first : first + self.config.parts]:
+                d, a, b = Ref(name=f"{product.d.name}{name}"), self.ref(product.a, T), product.b
+                if rows > 1:
+                    a = dataclasses.replace(a, cols=const(part.row // ROWS_A_GROUP))
+                if part.width != value.cols:
+                    b = dataclasses.replace(b, cols=const(part.column // part.width))
+                yield Wgmma(id="", d=d, a=a, b=b, group=f"g_{d.name}", zero=True)
+                at = add(mul(adding.row, const(value.cols)), const(part.row * value.cols + part.column * ROWS_A_GROUP))
+                adds.append(RedFrag(id="", dst=adding.dst, src=d, heads=adding.heads, at=fold(at),
+                                    mode=Assign.REDUCE_ADD))  # fmt: skip
+            yield from adds
 
     def shed_role(self, regs: int) -> Role:
         values = tuple(
-            Value(name=self.shed_value(w), fragment=Fragment.ACC, dtype="f32", rows=16, cols=w, rows_axis="M",
-                  cols_axis="D")
-            for w in sorted({p.width for p in self.parts()}, reverse=True)
+            Value(name=name, fragment=Fragment.ACC, dtype="f32", rows=16, cols=width, rows_axis="M", cols_axis="D")
+            for name, width in self.accumulators().items()
         )  # fmt: skip
         loop = self.program.loop
         tiles = Tiles(
@@ -342,8 +347,19 @@ class SumStager:
         )  # fmt: skip
 
     def registers(self) -> tuple[int, int, int]:
-        held = sum(w // 2 for w in {p.width for p in self.parts()}) if self.shed else None
+        held = sum(w // 2 for w in self.accumulators().values()) if self.shed else None
         return role_registers(self.config.warpgroups, held, self.target)
+
+
+def shared_accumulators(widths: Sequence[int], at_once: int) -> list[str]:
+    """A suffix for each block: blocks of one width use `at_once` accumulators in turn."""
+    seen: dict[int, int] = {}
+    names = []
+    for width in widths:
+        number = seen.get(width, 0) % at_once
+        seen[width] = seen.get(width, 0) + 1
+        names.append(("" if width == max(widths) else f"_{width}") + (f"_{number}" if number else ""))
+    return names
 
 
 def _of_staged(body: Sequence[Step]) -> list[Step]:
