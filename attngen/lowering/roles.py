@@ -20,10 +20,15 @@ from attngen.params import fields
 from attngen.render import call, environment
 
 WARPS_A_GROUP = 4
+ONE_THREAD = (o.TmaLoad, o.BulkLoad, o.MbarExpect)  # of a role that does other things too
 
 
 def op_lines(context: HopperContext, op: o.Op) -> list[str]:
-    return op_body(context, op, hopper_calls(context, op) or calls(context, op))
+    made = hopper_calls(context, op) or calls(context, op)
+    if isinstance(op, ONE_THREAD) and not context.role.single:
+        lines = [line for macro, arguments in made for line in call(context.target, macro, arguments)]
+        made = [("when", {"predicate": "tid == 0", "body": lines})]
+    return op_body(context, op, made)
 
 
 def step_lines(context: HopperContext, steps: Sequence[Step], cls: str, values: Values) -> list[str]:
