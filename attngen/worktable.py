@@ -4,7 +4,7 @@ Items of one head, or of a section of heads whose keys and values fit the L2 cac
 row tiles differ in length (causal masks), the longest of a section come first and each goes to the CTA with the least
 work so far (longest processing time first, Graham 1969); the section size is the one with the least imbalance in that
 simulation. Where all are of one length, or where the length depends on data (order=ascending), items are dealt in
-turn.
+turn, each round a CTA further: a tile that takes longer, as the ragged last one of each head, comes to every CTA.
 
 A table can also be made on the device, by two small kernels of the module (attngen.passes.work_table). Then only its
 size is worked out here."""
@@ -71,7 +71,7 @@ def work_table(kernel: Kernel, sizes: Mapping[str, int], head_bytes: int, ctas: 
     counts = tile_counts(kernel, sizes) if kernel.work.order is Order.LONGEST_FIRST else ()
     if len(set(counts)) <= 1:
         items = [(m, h, b) for h, b in heads for m in range(rows)]
-        bins = [items[c::ctas] for c in range(ctas)]
+        bins = _in_turn(items, ctas)
     else:
         bins = _balanced(counts, heads, group, head_bytes, block_n, ctas)
     rounds = max(map(len, bins))
@@ -80,6 +80,14 @@ def work_table(kernel: Kernel, sizes: Mapping[str, int], head_bytes: int, ctas: 
         for work in bins:
             entries += (*work[k], 0) if k < len(work) else (-1, 0, 0, 0)
     return WorkTable(rounds, tuple(entries))
+
+
+def _in_turn(items: Sequence[Item], ctas: int) -> list[list[Item]]:
+    bins: list[list[Item]] = [[] for _ in range(ctas)]
+    for k, item in enumerate(items):
+        turn, c = divmod(k, ctas)
+        bins[(c + turn) % ctas].append(item)
+    return bins
 
 
 @dataclass(frozen=True)
