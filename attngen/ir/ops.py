@@ -417,7 +417,8 @@ class ScanTiles(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class CompactTiles(Op):
-    """From the classes of a row tile to its visit list: dst = [count masked, count full, masked.. , .. full]."""
+    """From the classes of a row tile to its visit list: dst = [count masked, count, masked tiles.., full tiles..], both
+    from the last down; entry 0 of an empty list is tile 0."""
 
     dst: str
     src: str

@@ -38,7 +38,7 @@ from attngen.ir.program import TileLoop
 from attngen.ir.schedule import Elem, Workspace
 from attngen.passes.bounded import bounded
 from attngen.passes.ranges import TileClass, Visit, VisitSource, ranges
-from attngen.passes.visits import _let, _tile_count, i32
+from attngen.passes.visits import LISTED_FROM, _let, _tile_count, i32
 
 T, END = var("t", DType.I32), i32("end0")
 I_LO, I_HI = i32("i_lo"), i32("i_hi")
@@ -78,14 +78,13 @@ def key_workspaces(mask: Expr, config: AnyConfig, number: str) -> tuple[Workspac
     lead = (i32("batch") if "b" in variables(mask) else const(1), const(1))
     keys, queries = _tile_count(SEQLEN_K, config.block_m), _tile_count(SEQLEN_Q, config.block_n)
     return (
-        Workspace(name=VISITS + number, elem=Elem.I32, shape=(*lead, keys, add(queries, const(2)))),
+        Workspace(name=VISITS + number, elem=Elem.I32, shape=(*lead, keys, add(queries, const(LISTED_FROM)))),
         Workspace(name=CLASSES + number, elem=Elem.U8, shape=(*lead, keys, queries)),
     )
 
 
 def _listed(mask: Expr, number: str, at: Expr) -> Expr:
-    """An entry of the list of a tile of keys: the number of masked tiles, of full ones, masked tiles from the front,
-    full ones from the back."""
+    """An entry of the list of a tile of keys: the number of masked tiles, of all, masked tiles, full ones."""
     b = B if "b" in variables(mask) else const(0)
     return load(VISITS + number, (b, const(0), i32("n"), at), DType.I32)
 
@@ -97,9 +96,12 @@ def group_loop(
     lets = [*key_lets(config)]
     group, before, c = i32("group"), i32("before"), i32("c")
     if visit.source is VisitSource.TABLE:
-        lets += [_let("masked", _listed(mask, number, const(0))), _let("full", _listed(mask, number, const(1)))]
-        masked_tile = _listed(mask, number, add(c, const(2)))
-        full_tile = _listed(mask, number, sub(sub(i32(f"{VISITS}{number}_n3"), const(1)), c))
+        lets += [
+            _let("masked", _listed(mask, number, const(0))),
+            _let("full", sub(_listed(mask, number, const(1)), i32("masked"))),
+        ]
+        masked_tile = _listed(mask, number, add(c, const(LISTED_FROM)))
+        full_tile = _listed(mask, number, add(add(c, i32("masked")), const(LISTED_FROM)))
     else:
         bound = {n: bounded(getattr(visit, n)) for n in ("lo", "hi", "full_lo", "full_hi")}
         if shed:  # the last tile of keys has rows beyond the last key: none of its query tiles is full

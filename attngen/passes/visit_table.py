@@ -3,9 +3,7 @@ form.
 
 Before   a module whose main kernel reads `visit`, and workspaces for it
 After    a kernel in front of it: one CTA a row tile evaluates the mask on every element inside the hull that the
-interval
-         analysis gives, and writes the tiles that have a visible pair, masked ones from the front, full ones from the
-         back
+         interval analysis gives, and writes the tiles that have a visible pair, masked ones first
 Why      exact, in O(S) memory a row tile, and the work is a small fraction of the attention itself"""
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ M_TILE, T, W = var("m", DType.I32), var("t", DType.I32), var("w", DType.I32)
 I_LO, I_HI = var("i_lo", DType.I32), var("i_hi", DType.I32)
 VISIT = "visit"
 ROWS_A_GROUP = 64
+LISTED_FROM = 2  # a list starts with its number of masked tiles, and of all
 
 
 def i32(name: str) -> Expr:
@@ -121,18 +122,17 @@ def _listed(config: AnyConfig, mask: Expr, body: tuple[Step, ...]) -> Visits:
     def entry(k: Expr) -> Expr:
         return load(VISIT, (*at, M_TILE, k), DType.I32)
 
-    lets = [*row_lets(config), _let("masked", entry(const(0))), _let("count", add(i32("masked"), entry(const(1))))]
-    masked = make(Op.LT, T, i32("masked"))
-    back = sub(sub(i32(f"{VISIT}_n3"), const(1)), sub(T, i32("masked")))
-    n, end = entry(make(Op.WHERE, masked, add(T, const(2)), back)), i32("count")
+    lets = [*row_lets(config), _let("masked", entry(const(0))), _let("count", entry(const(1)))]
     if not isinstance(config, Config):  # at least one tile is visited; all of its keys are masked
-        lets.append(_let("steps", maximum(i32("count"), const(1))))
-        n, end = make(Op.WHERE, make(Op.EQ, i32("count"), const(0)), const(0), n), i32("steps")
-    loop = TileLoop(classes=("masked", "full"), ends=(i32("masked"), end), tile=n, body=numbered(body))
+        lets[-1] = _let("count", maximum(lets[-1].value, const(1)))
+    loop = TileLoop(
+        classes=("masked", "full"), ends=(i32("masked"), i32("count")), tile=entry(add(T, const(LISTED_FROM))),
+        body=numbered(body),
+    )  # fmt: skip
     sizes = tuple(const(1) if x is None else x for x in lead)
     rows, keys = _tile_count(SEQLEN_Q, config.block_m), _tile_count(SEQLEN_K, config.block_n)
     return tuple(lets), loop, (
-        Workspace(name=VISIT, elem=Elem.I32, shape=(*sizes, rows, add(keys, const(2)))),
+        Workspace(name=VISIT, elem=Elem.I32, shape=(*sizes, rows, add(keys, const(LISTED_FROM)))),
         Workspace(name="classes", elem=Elem.U8, shape=(*sizes, rows, keys)),
     )  # fmt: skip
 
