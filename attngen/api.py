@@ -23,7 +23,7 @@ from attngen.lower import Source
 from attngen.prepare import prepare
 from attngen.progress import Progress
 from attngen.runtime import Resources, Unit, precompile_into
-from attngen.signature import IoType, Shapes, Signature, signature_of
+from attngen.signature import IoType, Shapes, Signature, signature_of, strided
 from attngen.spec import Attention, Normalizer
 from attngen.target import SM80, Target
 from attngen.target import target as target_named
@@ -243,7 +243,8 @@ def compile(
     types = {t.torch_dtype: t for t in IoType}
     if dtype not in types:
         raise SignatureError(f"dtype={dtype}. Allowed: {', '.join(map(str, types))}")
-    signature = Signature(types[dtype], head_dim, head_dim if head_dim_v is None else head_dim_v, alignment)
+    head_dim_v = head_dim if head_dim_v is None else head_dim_v
+    signature = Signature(types[dtype], head_dim, head_dim_v, alignment, strided(spec.tensors))
     on = _target(target)
     if config is not None and not isinstance(config, (Config, HopperConfig)):
         raise SignatureError(

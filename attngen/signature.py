@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -38,12 +38,14 @@ _IO_TYPES = {t.torch_dtype: t for t in IoType}
 
 @dataclass(frozen=True)
 class Signature:
-    """Compile-time properties of a call. Batch, heads, lengths and strides are run-time arguments."""
+    """Compile-time properties of a call. Batch, heads, lengths and other strides are run-time arguments."""
 
     dtype: IoType
     head_dim_qk: int
     head_dim_v: int
     alignment: int = VECTOR_BYTES  # bytes every row of q, k and v is aligned to
+    # captured tensors whose last dimension is not contiguous; their arguments say so
+    strided: tuple[str, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         for name in ("head_dim_qk", "head_dim_v"):
@@ -106,13 +108,25 @@ def is_aligned(t: torch.Tensor) -> bool:
     return t.data_ptr() % VECTOR_BYTES == 0 and not any(rows)
 
 
-def signature_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Signature:
-    """The signature of checked tensors [batch, heads, seq, head_dim]."""
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Neighbours in the last dimension are neighbours in memory."""
+    return not shape or shape[-1] <= 1 or strides[-1] == 1
+
+
+def strided(tensors: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
+    """Captured tensors whose last dimension is not contiguous."""
+    return tuple(sorted(name for name, t in tensors.items() if not is_dense(t.shape, t.stride())))
+
+
+def signature_of(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, captures: Mapping[str, torch.Tensor] | None = None
+) -> Signature:
+    """The signature of checked tensors [batch, heads, seq, head_dim] and of those that a description captures."""
     dtype = _IO_TYPES.get(q.dtype)
     if dtype is None:
         raise SignatureError(f"q has dtype {q.dtype}. Allowed: float16, bfloat16. Convert q, k and v")
     alignment = VECTOR_BYTES if is_aligned(q) and is_aligned(k) and is_aligned(v) else ELEMENT_BYTES
-    return Signature(dtype, q.size(-1), v.size(-1), alignment)
+    return Signature(dtype, q.size(-1), v.size(-1), alignment, strided(captures or {}))
 
 
 def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: Described) -> Shapes:

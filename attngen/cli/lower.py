@@ -137,7 +137,9 @@ def signature(schedule: Schedule) -> Signature:
     main = schedule.kernels[-1]
     half = next(t.elem for t in main.tensors if t.name == "q") is Elem.F16
     slow = any(isinstance(op, CopyTile) for _, op in ops_of(main))
-    return Signature(IoType.FP16 if half else IoType.BF16, schedule.head_dim_qk, schedule.head_dim_v, 2 if slow else 16)
+    dtype = IoType.FP16 if half else IoType.BF16
+    strided = tuple(sorted(t.name for t in main.tensors if t.strided))
+    return Signature(dtype, schedule.head_dim_qk, schedule.head_dim_v, 2 if slow else 16, strided)
 
 
 def emulate_it(module: Generated, arguments: argparse.Namespace, progress: Progress) -> int:

@@ -373,6 +373,7 @@ class _Item:
         indices: dict[str, Operand] = {
             "i": torch.arange(self.row0, self.row0 + over.rows)[:, None],
             "j": torch.arange(first, first + over.cols)[None],
+            "it": torch.arange(over.rows)[:, None],
             "jt": torch.arange(over.cols)[None],
         }
         local: dict[str, Tensor] = {}

@@ -39,12 +39,14 @@ class Access(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class TensorArg:
-    """A tensor parameter: pointer and `rank` strides in elements (64 bit); captures and workspaces also bring sizes."""
+    """A tensor parameter: pointer and strides in elements (64 bit); captures and workspaces also bring sizes. The last
+    dimension is contiguous, unless the tensor is `strided`."""
 
     name: str
     elem: Elem
     rank: int
     access: Access
+    strided: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,6 @@ from attngen.ir.schedule import ops_of
 from attngen.layout import Fragment
 from attngen.lowering import ops as common
 from attngen.lowering.context import RoleContext, swizzle
-from attngen.params import stride_count
 from attngen.render import Argument
 
 KSTEP_UNROLL = 4  # k-steps of a contraction of shared tiles that the compiler may interleave: more only costs registers
@@ -22,8 +21,7 @@ def calls(context: RoleContext, op: Op) -> Iterator[tuple[str, dict[str, Argumen
     match op:
         case o.CopyTile():
             tensor = next(t for t in context.kernel.tensors if t.name == op.src)
-            strided = stride_count(tensor.access, tensor.rank) == tensor.rank
-            yield kind, {**common.copy_arguments(context, op), "column": f" * p.{op.src}_s3" if strided else ""}
+            yield kind, {**common.copy_arguments(context, op), "column": f" * p.{op.src}_s3" if tensor.strided else ""}
         case o.MmaSync():
             if op.zero:
                 yield from common.calls(context, o.Fill(id=op.id, dst=op.d, value=const(0.0)))

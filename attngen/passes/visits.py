@@ -20,6 +20,7 @@ from attngen.expr import (
     substitute,
     var,
     variables,
+    where,
 )
 from attngen.interval import analyse
 from attngen.ir.ops import Scope, Stmt
@@ -71,13 +72,16 @@ def seen_keys(mask: Expr) -> tuple[tuple[Stmt, ...], tuple[Expr | None, Expr]]:
 Visits = tuple[tuple[Stmt, ...], TileLoop, tuple[Workspace, ...]]
 
 
-def visits(visit: Visit, config: AnyConfig, mask: Expr, body: tuple[Step, ...]) -> Visits:
-    """Scalars of the item, the loop over its tiles, and the workspaces that a list of tiles needs."""
+def visits(visit: Visit, config: AnyConfig, mask: Expr, body: tuple[Step, ...], whole: bool) -> Visits:
+    """Scalars of the item, the loop over its tiles, and the workspaces that a list of tiles needs. `whole`: no tile with
+    rows of padding is full."""
     if visit.source is VisitSource.TABLE:
         return _listed(config, mask, body)
     closed = {k: bounded(getattr(visit, k)) for k in ("lo", "hi", "full_lo", "full_hi")}
-    make_ends = _cta_ends if isinstance(config, Config) else _group_ends
-    lets, ends = make_ends(config, closed, len(visit.ranges))
+    if isinstance(config, Config):
+        lets, ends = _cta_ends(closed, len(visit.ranges))
+    else:
+        lets, ends = _group_ends(config, closed, len(visit.ranges), whole)
     tile = sub(sub(i32("n_hi"), const(1)), T)
     return (*row_lets(config), *lets), TileLoop(
         classes=tuple(c.value for c in visit.ranges), ends=ends, tile=tile, body=numbered(body)
@@ -87,7 +91,7 @@ def visits(visit: Visit, config: AnyConfig, mask: Expr, body: tuple[Step, ...]) 
 Ends = tuple[tuple[Stmt, ...], tuple[Expr, ...]]
 
 
-def _cta_ends(config: AnyConfig, closed: dict[str, Expr], ranges: int) -> Ends:
+def _cta_ends(closed: dict[str, Expr], ranges: int) -> Ends:
     """The classes of a tile are those of all rows of the CTA."""
     lo, hi = i32("n_lo"), i32("n_hi")
     lets = [_let(f"n_{k}" if k in ("lo", "hi") else k, v) for k, v in closed.items()]
@@ -98,17 +102,21 @@ def _cta_ends(config: AnyConfig, closed: dict[str, Expr], ranges: int) -> Ends:
     return tuple(lets), tuple(i32(f"end{k}") for k in range(len(ends)))
 
 
-def _group_ends(config: AnyConfig, closed: dict[str, Expr], ranges: int) -> Ends:
+def _group_ends(config: AnyConfig, closed: dict[str, Expr], ranges: int, whole: bool) -> Ends:
     """All warpgroups visit the tiles of the CTA, at least one (its state then is that of no key); the classes of a tile
     are those of a warpgroup's own rows."""
     lo, hi = i32("n_lo"), i32("n_hi")
     rows = {I_LO: i32("w_lo"), I_HI: i32("w_hi")}
+    full = {k: substitute(closed[k], rows) for k in ("full_lo", "full_hi")}
+    if whole:
+        last = add(i32("w_lo"), const(ROWS_A_GROUP - 1))
+        full = {k: where(make(Op.EQ, i32("w_hi"), last), e, lo) for k, e in full.items()}
     lets = [
         _let("n_lo", closed["lo"]),
         _let("n_hi", maximum(closed["hi"], const(1))),
         _let("count", maximum(sub(hi, lo), const(1))),
         *group_lets(config),
-        *(_let(k, substitute(closed[k], rows)) for k in ("full_lo", "full_hi")),
+        *(_let(k, e) for k, e in full.items()),
     ]
     ends = [sub(hi, i32("full_hi")), sub(hi, i32("full_lo"))][: ranges - 1]
     lets += [_let(f"end{k}", e) for k, e in enumerate(ends)]
