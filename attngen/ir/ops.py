@@ -429,6 +429,16 @@ class CompactTiles(Op):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankTile(Op):
+    """The CTA's row tile at its rank in a list of them, those with most key tiles first: dst[.., rank] = m. `src`: visit
+    lists. Equal ones keep their order."""
+
+    dst: str
+    src: str
+    unit = Unit.GLOBAL
+
+
+@dataclass(frozen=True, kw_only=True)
 class SumRows(Op):
     """Elements j < `cols` of a row (b, h, i), one warp a row: ELEM statements, of which `x += value` are sums over the
     row, then ROW statements of the sums; a target named like an output tensor is stored."""

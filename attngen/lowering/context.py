@@ -80,7 +80,11 @@ class RoleContext:
         """Offset of this item's row in a table [batch or 1, heads or 1, row tiles, ...]."""
         if keys:  # one list for all heads
             return f"(i64)b * p.{tensor}_s0 + (i64)n * p.{tensor}_s2"
-        return f"(i64)b * p.{tensor}_s0 + (i64)h * p.{tensor}_s1 + (i64)m * p.{tensor}_s2"
+        return f"{self.list_of(tensor)} + (i64)m * p.{tensor}_s2"
+
+    def list_of(self, tensor: str) -> str:
+        """Offset of this item's batch and head there."""
+        return f"(i64)b * p.{tensor}_s0 + (i64)h * p.{tensor}_s1"
 
     def head(self, tensor: str, heads: Heads, head: Expr | None) -> str:
         """Where the batch and head of an op start in a tensor: what `bases` declares, or what the op computes."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from attngen.cprint import C_DTYPE
+from attngen.expr import DType, add, const, substitute, var
 from attngen.ir import ops as o
-from attngen.ir.schedule import Block, Guard, Kernel, Role, Schedule, Step, Tiles, Value, steps_of
+from attngen.ir.schedule import Block, Guard, Kernel, Order, Role, Schedule, Step, Tiles, Value, steps_of
 from attngen.ir.text import describe
 from attngen.layout import Fragment
 from attngen.lowering.control import lets, op_body
@@ -44,7 +46,7 @@ def step_lines(context: HopperContext, steps: Sequence[Step], cls: str, values: 
 
 def tiles_lines(context: HopperContext, node: Tiles) -> list[str]:
     total = context.expr(node.ranges[-1].end)
-    head = lets(context, node.lets)
+    before, head = lets_ahead(context, node) if node.ahead else ([], lets(context, node.lets))
     if not node.drain and node.unroll == 1:
         ranges = [
             {
@@ -54,7 +56,7 @@ def tiles_lines(context: HopperContext, node: Tiles) -> list[str]:
             }
             for r in node.ranges
         ]
-        return call(context.target, "tiles", {"var": node.var, "start": node.start, "ranges": ranges})
+        return [*before, *call(context.target, "tiles", {"var": node.var, "start": node.start, "ranges": ranges})]
     bodies = []
     for cls in dict.fromkeys(r.cls for r in node.ranges):
         body: list[str] = []
@@ -66,7 +68,19 @@ def tiles_lines(context: HopperContext, node: Tiles) -> list[str]:
             })  # fmt: skip
         bodies.append({"cls": cls, "condition": " || ".join(conditions(context, node, cls)), "body": indented(body)})
     macro = "tiles_drained" if len(bodies) == len(node.ranges) else "tiles_alternating"
-    return call(context.target, macro, {"var": node.var, "start": node.start, "ranges": bodies})
+    return [*before, *call(context.target, macro, {"var": node.var, "start": node.start, "ranges": bodies})]
+
+
+def lets_ahead(context: HopperContext, node: Tiles) -> tuple[list[str], list[str]]:
+    """Before the loop, and at the head of a step."""
+    t = var(node.var, DType.I32)
+    before, head = list[str](), list[str]()
+    for s in node.lets:
+        kind, following = C_DTYPE[s.value.dtype], f"{s.target}_next"
+        before.append(f"{kind} {following} = {context.expr(substitute(s.value, {t: const(node.start)}))};")
+        head.append(f"const {kind} {s.target} = {following};")
+        head.append(f"{following} = {context.expr(substitute(s.value, {t: add(t, const(1))}))};")
+    return before, head
 
 
 def conditions(context: HopperContext, node: Tiles, cls: str) -> list[str]:
@@ -111,6 +125,7 @@ def role_lines(context: HopperContext, role: Role) -> list[str]:
         lines += call(context.target, "ring_armed", {"last": r.members - 1, "bar": r.first, "threads": r.threads})
     lines += call(context.target, "items", {
         "lets": [*bases(context.kernel, role), *lets(context, role.item.lets)], "body": body,
+        "first": "rank" if context.kernel.work.order is Order.RANKED else "m",
     })  # fmt: skip
     for r in rings:
         lines += call(context.target, "ring_closed", {"bar": r.first, "threads": r.threads})

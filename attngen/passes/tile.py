@@ -46,7 +46,7 @@ from attngen.passes.scopes import Scopes, Target
 from attngen.passes.simplify import simplify_expr
 from attngen.passes.stream import neutral
 from attngen.passes.textbook import SINK
-from attngen.passes.visits import M_TILE, VISIT, i32, ranges_fact, seen_keys, visits
+from attngen.passes.visits import BY_LENGTH, M_TILE, VISIT, i32, ranges_fact, seen_keys, visits
 from attngen.signature import Signature
 from attngen.spec import Storage, Variant
 
@@ -55,7 +55,7 @@ _STORAGE |= {Storage.I32: Elem.I32, Storage.I64: Elem.I64, Storage.U8: Elem.U8}
 RESERVED = frozenset((  # names that the text of a kernel gives a meaning to
     "b h i j m n t p q k v o out lse rS rP rO sQ sK sV sO tid warp lane quad smem m_tiles bh hkv i_lo i_hi "
     "n_lo n_hi full_lo full_hi end0 end1 end2 seen_lo seen_hi masked count ri ci ei at packed i0 j0 i_f j_f "
-    "i0_f j0_f scale seqlen_q seqlen_k heads batch group w w_lo w_hi steps need hot slot it jt "
+    "i0_f j0_f scale seqlen_q seqlen_k heads batch group w w_lo w_hi rank n_next need hot slot it jt "
     "kv_heads n_tiles dout dlse delta dq dk dv"
 ).split())
 
@@ -338,6 +338,6 @@ def _tensors(
     tensors += [
         TensorArg(name=w.name, elem=w.elem, rank=len(w.shape), access=Access.WORK)
         for w in workspaces
-        if w.name == VISIT
+        if w.name in (VISIT, BY_LENGTH)
     ]
     return tuple(tensors)

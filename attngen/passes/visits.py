@@ -32,9 +32,10 @@ from attngen.sums import tidy
 
 M_TILE, T, W = var("m", DType.I32), var("t", DType.I32), var("w", DType.I32)
 I_LO, I_HI = var("i_lo", DType.I32), var("i_hi", DType.I32)
-VISIT = "visit"
+VISIT, CLASSES = "visit", "classes"
+BY_LENGTH = "by_length"  # row tiles of a list, those with most key tiles first
 ROWS_A_GROUP = 64
-LISTED_FROM = 2  # a list starts with its number of masked tiles, and of all
+LISTED_FROM = 2  # a list starts with its number of masked tiles, and of all; one entry more is read at its end
 
 
 def i32(name: str) -> Expr:
@@ -130,19 +131,22 @@ def _listed(config: AnyConfig, mask: Expr, body: tuple[Step, ...]) -> Visits:
     def entry(k: Expr) -> Expr:
         return load(VISIT, (*at, M_TILE, k), DType.I32)
 
+    sizes = tuple(const(1) if x is None else x for x in lead)
+    rows, keys = _tile_count(SEQLEN_Q, config.block_m), _tile_count(SEQLEN_K, config.block_n)
+    spaces = [
+        Workspace(name=VISIT, elem=Elem.I32, shape=(*sizes, rows, add(keys, const(LISTED_FROM + 1)))),
+        Workspace(name=CLASSES, elem=Elem.U8, shape=(*sizes, rows, keys)),
+    ]
     lets = [*row_lets(config), _let("masked", entry(const(0))), _let("count", entry(const(1)))]
     if not isinstance(config, Config):  # at least one tile is visited; all of its keys are masked
         lets[-1] = _let("count", maximum(lets[-1].value, const(1)))
+        lets.insert(0, _let("m", load(BY_LENGTH, (*at, i32("rank")), DType.I32)))
+        spaces.append(Workspace(name=BY_LENGTH, elem=Elem.I32, shape=(*sizes, rows)))
     loop = TileLoop(
         classes=("masked", "full"), ends=(i32("masked"), i32("count")), tile=entry(add(T, const(LISTED_FROM))),
         body=numbered(body),
     )  # fmt: skip
-    sizes = tuple(const(1) if x is None else x for x in lead)
-    rows, keys = _tile_count(SEQLEN_Q, config.block_m), _tile_count(SEQLEN_K, config.block_n)
-    return tuple(lets), loop, (
-        Workspace(name=VISIT, elem=Elem.I32, shape=(*sizes, rows, add(keys, const(LISTED_FROM)))),
-        Workspace(name="classes", elem=Elem.U8, shape=(*sizes, rows, keys)),
-    )  # fmt: skip
+    return tuple(lets), loop, tuple(spaces)
 
 
 def _let(name: str, value: Expr) -> Stmt:
