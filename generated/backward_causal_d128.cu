@@ -225,7 +225,6 @@ struct attn_bwd_keys_params {
   i64 lse_s1;
   i64 dot_s0;
   i64 dot_s1;
-  i64 dot_s2;
   i64 dv_s0;
   i64 dv_s1;
   i64 dv_s2;
@@ -235,7 +234,6 @@ struct attn_bwd_keys_params {
   i64 dq_sum_s0;
   i64 dq_sum_s1;
   i64 dq_sum_s2;
-  i64 dq_sum_s3;
   int dout_n0;
   int dout_n1;
   int dout_n2;
@@ -473,11 +471,11 @@ extern "C" __global__ void __launch_bounds__(256, 1) attn_bwd_keys(const __grid_
           _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
             const int i = i0 + 8 * ci + ei;
             const int v0 = min_s32(i, u5);
-            const float v1 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + v0);
+            const float v1 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + (i64)v0);
             u0[ei] = (i < p.seqlen_q);
             u3[ei] = (i + u2);
             u6[ei] = (-(((v1 == -INF) ? 0.0f : v1) * 1.4426950408889634f));
-            u7[ei] = ld_f32(p.dot + (i64)b * p.dot_s0 + (i64)h * p.dot_s1 + v0);
+            u7[ei] = ld_f32(p.dot + (i64)b * p.dot_s0 + (i64)h * p.dot_s1 + (i64)v0);
           }
           _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
@@ -506,9 +504,9 @@ extern "C" __global__ void __launch_bounds__(256, 1) attn_bwd_keys(const __grid_
           _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
             const int i = i0 + 8 * ci + ei;
             const int v0 = min_s32(i, u5);
-            const float v1 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + v0);
+            const float v1 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + (i64)v0);
             u9[ei] = (-(((v1 == -INF) ? 0.0f : v1) * 1.4426950408889634f));
-            u10[ei] = ld_f32(p.dot + (i64)b * p.dot_s0 + (i64)h * p.dot_s1 + v0);
+            u10[ei] = ld_f32(p.dot + (i64)b * p.dot_s0 + (i64)h * p.dot_s1 + (i64)v0);
           }
           _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
@@ -675,7 +673,6 @@ struct attn_bwd_cast_dq_params {
   i64 dq_sum_s0;
   i64 dq_sum_s1;
   i64 dq_sum_s2;
-  i64 dq_sum_s3;
   i64 dq_s0;
   i64 dq_s1;
   i64 dq_s2;
@@ -699,7 +696,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) attn_bwd_cast_dq(const __gr
   {
     _Pragma("unroll 4") for (int j = lane; j < 128; j += 32) {
       // dq = scale * dq_sum[b, h, i, j]
-      st_u16(p.dq + (i64)b * p.dq_s0 + (i64)h * p.dq_s1 + (i64)i * p.dq_s2 + j, pack_bf16x2((p.scale * ld_f32(p.dq_sum + (i64)b * p.dq_sum_s0 + (i64)h * p.dq_sum_s1 + (i64)i * p.dq_sum_s2 + j)), 0.0f));
+      st_u16(p.dq + (i64)b * p.dq_s0 + (i64)h * p.dq_s1 + (i64)i * p.dq_s2 + j, pack_bf16x2((p.scale * ld_f32(p.dq_sum + (i64)b * p.dq_sum_s0 + (i64)h * p.dq_sum_s1 + (i64)i * p.dq_sum_s2 + (i64)j)), 0.0f));
     }
     if (lane == 0) {
     }

@@ -247,7 +247,6 @@ struct attn_bwd_keys_params {
   i64 lse_s1;
   i64 delta_s0;
   i64 delta_s1;
-  i64 delta_s2;
   i64 dv_s0;
   i64 dv_s1;
   i64 dv_s2;
@@ -493,12 +492,12 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
             const int i = i0 + 8 * ci + ei;
             const float i_f = i0_f + (float)(8 * ci + ei);
             const int v0 = min_s32(i, u9);
-            const float v1 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + v0);
+            const float v1 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + (i64)v0);
             u0[ei] = (i < p.seqlen_q);
             u2[ei] = (i + u1);
             u6[ei] = (i_f + u5);
             u10[ei] = ((v1 == -INF) ? 0.0f : v1);
-            u11[ei] = ld_f32(p.delta + (i64)b * p.delta_s0 + (i64)h * p.delta_s1 + v0);
+            u11[ei] = ld_f32(p.delta + (i64)b * p.delta_s0 + (i64)h * p.delta_s1 + (i64)v0);
           }
           _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
@@ -538,10 +537,10 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
             const int i = i0 + 8 * ci + ei;
             const float i_f = i0_f + (float)(8 * ci + ei);
             const int v0 = min_s32(i, u9);
-            const float v1 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + v0);
+            const float v1 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + (i64)v0);
             u12[ei] = (i_f + u5);
             u14[ei] = ((v1 == -INF) ? 0.0f : v1);
-            u15[ei] = ld_f32(p.delta + (i64)b * p.delta_s0 + (i64)h * p.delta_s1 + v0);
+            u15[ei] = ld_f32(p.delta + (i64)b * p.delta_s0 + (i64)h * p.delta_s1 + (i64)v0);
           }
           _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
@@ -686,7 +685,6 @@ struct attn_bwd_queries_params {
   i64 lse_s1;
   i64 delta_s0;
   i64 delta_s1;
-  i64 delta_s2;
   i64 dq_s0;
   i64 dq_s1;
   i64 dq_s2;
@@ -814,9 +812,9 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_queries(const __gr
     _Pragma("unroll") for (int ri = 0; ri < 4; ++ri) {
       const int i = i0 + 8 * ri;
       const int v0 = min_s32(i, u10);
-      const float v1 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + v0);
+      const float v1 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + (i64)v0);
       u9[ri] = ((v1 == -INF) ? 0.0f : v1);
-      u11[ri] = ld_f32(p.delta + (i64)b * p.delta_s0 + (i64)h * p.delta_s1 + v0);
+      u11[ri] = ld_f32(p.delta + (i64)b * p.delta_s0 + (i64)h * p.delta_s1 + (i64)v0);
     }
   }
   // P6 fill dst=rdQ_sum value={0.0}

@@ -160,7 +160,6 @@ struct attn_fwd_params {
   i64 bias_s0;
   i64 bias_s1;
   i64 bias_s2;
-  i64 bias_s3;
   int bias_n0;
   int bias_n1;
   int bias_n2;
@@ -331,7 +330,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
         _Pragma("unroll") for (int ri = 0; ri < 4; ++ri) {
           _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
             const int at = (ri / 2 * 4 + ci) * 4 + ri % 2 * 2 + ei;
-            rS[at] = ((p.scale * rS[at]) + ld_f32(p.bias + (i64)u0 * p.bias_s0 + (i64)u1 * p.bias_s1 + (i64)u3[ri] * p.bias_s2 + (i64)u5[ei] * p.bias_s3));
+            rS[at] = ((p.scale * rS[at]) + ld_f32(p.bias + (i64)u0 * p.bias_s0 + (i64)u1 * p.bias_s1 + (i64)u3[ri] * p.bias_s2 + (i64)u5[ei]));
           }
         }
       }

@@ -214,7 +214,6 @@ struct attn_fwd_params {
   const float* slopes;
   i64 lse_s0;
   i64 lse_s1;
-  i64 slopes_s0;
   int rounds;
   int slopes_n0;
   int batch;
@@ -328,7 +327,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
       const int full_hi = max_s32(min_s32(floordiv_s32((((w_lo + p.seqlen_k) - p.seqlen_q) + 1), 80), floordiv_s32(p.seqlen_k, 80)), 0);
       const int end0 = (n_hi - full_hi);
       const float u0 = (p.scale * 1.4426950408889634f);
-      const float u1 = (ld_f32(p.slopes + (i64)min_s32(h, (p.slopes_n0 - 1)) * p.slopes_s0) * 1.4426950408889634f);
+      const float u1 = (ld_f32(p.slopes + (i64)min_s32(h, (p.slopes_n0 - 1))) * 1.4426950408889634f);
       const int u5 = (p.seqlen_k - p.seqlen_q);
       const int n = (n_hi - 1);
       // P1 mbar_wait bar=Q.full
@@ -595,7 +594,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                   const int at = (ri / 2 * 10 + ci) * 4 + ri % 2 * 2 + ei;
-                  const float v0 = exp2_approx((rS[at] - r[ri]));
+                  const float v0 = exp2_approx(((-r[ri]) + rS[at]));
                   l_t[ri] += v0;
                   packed[ei] = v0;
                 }
@@ -816,7 +815,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                   const int at = (ri / 2 * 10 + ci) * 4 + ri % 2 * 2 + ei;
-                  const float v0 = exp2_approx((rS[at] - r[ri]));
+                  const float v0 = exp2_approx(((-r[ri]) + rS[at]));
                   l_t[ri] += v0;
                   packed[ei] = v0;
                 }

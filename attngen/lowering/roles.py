@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from attngen.cprint import C_DTYPE
-from attngen.expr import DType, add, const, substitute, var
+from attngen.expr import DType, add, const, loads, substitute, var
 from attngen.ir import ops as o
 from attngen.ir.schedule import Block, Guard, Kernel, Order, Role, Schedule, Step, Tiles, Value, steps_of
 from attngen.ir.text import describe
@@ -72,10 +72,13 @@ def tiles_lines(context: HopperContext, node: Tiles) -> list[str]:
 
 
 def lets_ahead(context: HopperContext, node: Tiles) -> tuple[list[str], list[str]]:
-    """Before the loop, and at the head of a step."""
+    """Before the loop, and at the head of a step: what reads memory has been read before the step."""
     t = var(node.var, DType.I32)
     before, head = list[str](), list[str]()
     for s in node.lets:
+        if not loads(s.value):
+            head += lets(context, (s,))
+            continue
         kind, following = C_DTYPE[s.value.dtype], f"{s.target}_next"
         before.append(f"{kind} {following} = {context.expr(substitute(s.value, {t: const(node.start)}))};")
         head.append(f"const {kind} {s.target} = {following};")

@@ -73,7 +73,7 @@ def seen_keys(mask: Expr) -> tuple[tuple[Stmt, ...], tuple[Expr | None, Expr]]:
 Visits = tuple[tuple[Stmt, ...], TileLoop, tuple[Workspace, ...]]
 
 
-def visits(visit: Visit, config: AnyConfig, mask: Expr, body: tuple[Step, ...], whole: bool) -> Visits:
+def visits(visit: Visit, config: AnyConfig, mask: Expr, body: tuple[Step, ...], whole: bool = False) -> Visits:
     """Scalars of the item, the loop over its tiles, and the workspaces that a list of tiles needs. `whole`: no tile with
     rows of padding is full."""
     if visit.source is VisitSource.TABLE:
