@@ -430,9 +430,9 @@ def test_lists_of_tiles_go_through_the_same_passes() -> None:
           block rank
             R1 rank_tile dst=by_length src=visit
     """)
-    for role in last.kernels[-1].roles:
-        assert show(role.item.lets[0].value) == "by_length[0, 0, rank]" and role.item.lets[0].target == "m"
-        (tiles,) = tiles_of(role)
+    for part_of in last.kernels[-1].roles:
+        assert show(part_of.item.lets[0].value) == "by_length[0, 0, rank]" and part_of.item.lets[0].target == "m"
+        (tiles,) = tiles_of(part_of)
         assert tiles.ahead and [show(s.value) for s in tiles.lets if s.target == "n"] == ["visit[0, 0, m, t + 2]"]
     assert not any(tiles.ahead for role in derived(CAUSAL).roles for tiles in tiles_of(role))
     kinds = [[type(s).__name__ for s in loop(k).step] for k in (last.kernels[-1], derived(CAUSAL))]

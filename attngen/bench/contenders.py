@@ -90,8 +90,8 @@ class Sdpa:
 
 @dataclass(frozen=True)
 class FlashAttention3:
-    """A module `fa3` with `forward(q, k, v, causal=)` or `attention`, on [batch, seq, heads, head_dim]. For the variants
-    that FlashAttention-3 has arguments for, the operator that it registers."""
+    """A module `fa3` with `forward(q, k, v, causal=)` or `attention`, on [batch, seq, heads, head_dim]. For the
+    variants that FlashAttention-3 has arguments for, the operator that it registers."""
 
     name: str = "FlashAttention-3"
     head_dims: tuple[int, ...] = (64, 96, 128, 192, 256)

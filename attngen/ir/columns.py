@@ -1,8 +1,8 @@
 """Addresses that move by numbers within the tile.
 
-A row and a column within the tile are the thread's first ones plus numbers that unrolling knows. So an element's address
-is that of the tile, moved to the thread's first row and column, plus a number times a stride: nothing to compute where
-the stride is 1, as in a contiguous dimension, else one instruction, if the stride has 32 bits."""
+A row and a column within the tile are the thread's first ones plus numbers that unrolling knows. So an element's
+address is that of the tile, moved to the thread's first row and column, plus a number times a stride: nothing to
+compute where the stride is 1, as in a contiguous dimension, else one instruction, if the stride has 32 bits."""
 
 from __future__ import annotations
 

@@ -430,8 +430,8 @@ class CompactTiles(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class RankTile(Op):
-    """The CTA's row tile at its rank in a list of them, those with most key tiles first: dst[.., rank] = m. `src`: visit
-    lists. Equal ones keep their order."""
+    """The CTA's row tile at its rank in a list of them, those with most key tiles first: dst[.., rank] = m. `src`:
+    visit lists. Equal ones keep their order."""
 
     dst: str
     src: str

@@ -183,9 +183,9 @@ class Classes(Enum):
 @dataclass(frozen=True, kw_only=True)
 class Tiles:
     """Loop over tiles: counter `var` runs from `start` through the ranges in order. `lets` are evaluated at the head of
-    each step; `ahead`: those that read memory a step before, also for the step after the last. `unroll` phases clone the
-    step; `phase` gives the index variables of a phase (slot, copy) as expressions of `var`. `drain` runs once after the
-    last step."""
+    each step; `ahead`: those that read memory a step before, also for the step after the last. `unroll` phases clone
+    the step; `phase` gives the index variables of a phase (slot, copy) as expressions of `var`. `drain` runs once
+    after the last step."""
 
     var: str
     start: int

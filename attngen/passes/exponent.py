@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attngen.expr import (
+    FLOAT_RANGE,
     ONE,
     DType,
     Expr,
@@ -21,9 +22,8 @@ from attngen.expr import (
     add,
     const,
     load,
-    FLOAT_RANGE,
-    minimum,
     make,
+    minimum,
     mul,
     neg,
     rewrite,
@@ -126,8 +126,8 @@ def _converted(t: Term) -> bool:
 
 def tile_addresses(e: Expr, block_m: int, block_n: int, contiguous: frozenset[str] = frozenset()) -> Expr:
     """Indices of captured tensors that are linear in the key, as the row's part and a multiple of the column within the
-    tile: an element's address is then that of its row and one product. In the last dimension of `contiguous` tensors the
-    row within the tile is split off as well, so that elements of one distance have one address, and no element
+    tile: an element's address is then that of its row and one product. In the last dimension of `contiguous` tensors
+    the row within the tile is split off as well, so that elements of one distance have one address, and no element
     computes it. What is read by column alone is left: it is loaded once a column."""
 
     def one(x: Expr) -> Expr | None:

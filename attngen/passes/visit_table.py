@@ -15,7 +15,20 @@ from collections.abc import Mapping
 from attngen.expr import DType, Expr, loads, var, variables
 from attngen.ir.ops import CompactTiles, CtaSync, RankTile, ScanTiles, Scope, Stmt
 from attngen.ir.program import Program
-from attngen.ir.schedule import Access, Block, Fact, Item, Kernel, Order, Role, ScalarArg, Schedule, TensorArg, Work, WorkSource
+from attngen.ir.schedule import (
+    Access,
+    Block,
+    Fact,
+    Item,
+    Kernel,
+    Order,
+    Role,
+    ScalarArg,
+    Schedule,
+    TensorArg,
+    Work,
+    WorkSource,
+)
 from attngen.passes.bounded import bounded
 from attngen.passes.key_visits import key_lets, transposed_ranges
 from attngen.passes.ranges import ranges

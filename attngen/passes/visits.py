@@ -74,8 +74,8 @@ Visits = tuple[tuple[Stmt, ...], TileLoop, tuple[Workspace, ...]]
 
 
 def visits(visit: Visit, config: AnyConfig, mask: Expr, body: tuple[Step, ...], whole: bool = False) -> Visits:
-    """Scalars of the item, the loop over its tiles, and the workspaces that a list of tiles needs. `whole`: no tile with
-    rows of padding is full."""
+    """Scalars of the item, the loop over its tiles, and the workspaces that a list of tiles needs. `whole`: no tile
+    with rows of padding is full."""
     if visit.source is VisitSource.TABLE:
         return _listed(config, mask, body)
     closed = {k: bounded(getattr(visit, k)) for k in ("lo", "hi", "full_lo", "full_hi")}

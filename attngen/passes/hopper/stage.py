@@ -290,8 +290,8 @@ def registers(config: HopperConfig, regs_per_sm: int) -> tuple[int, int]:
 
 
 def order_of(program: Program) -> Order:
-    """By length, where it follows from the row tile or the device ranks them; what else depends on data, or on the head,
-    comes in turn."""
+    """By length, where it follows from the row tile or the device ranks them; what else depends on data, or on the
+    head, comes in turn."""
     if any(w.name == BY_LENGTH for w in program.workspaces):
         return Order.RANKED
     count = program.loop.count
