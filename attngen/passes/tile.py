@@ -240,7 +240,7 @@ def tile(graph: Graph, variant: Variant, signature: Signature, config: AnyConfig
     elem = elem_of(signature)
     # the copy engine has no other limit than the tensor's end
     seen_lets, seen = seen_keys(variant.mask) if isinstance(config, Config) else ((), (None, SEQLEN_K))
-    whole = not isinstance(config, Config) and visit.source is VisitSource.CLOSED and by_position(variant.score)
+    whole = isinstance(config, HopperConfig) and visit.source is VisitSource.CLOSED and by_position(variant.score)
     t = _Tiler(
         graph, fold, variant, signature, config, elem, scopes, FoldOps(fold, scopes, config.block_n), seen=seen,
         captures=_captures(variant, signature), whole=whole,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attngen.config import AnyConfig, Config
+from attngen.config import AnyConfig, Config, HopperConfig
 from attngen.expr import (
     SEQLEN_K,
     SEQLEN_Q,
@@ -138,7 +138,7 @@ def _listed(config: AnyConfig, mask: Expr, body: tuple[Step, ...]) -> Visits:
         Workspace(name=CLASSES, elem=Elem.U8, shape=(*sizes, rows, keys)),
     ]
     lets = [*row_lets(config), _let("masked", entry(const(0))), _let("count", entry(const(1)))]
-    if not isinstance(config, Config):  # at least one tile is visited; all of its keys are masked
+    if isinstance(config, HopperConfig):  # at least one tile is visited; all of its keys are masked
         lets[-1] = _let("count", maximum(lets[-1].value, const(1)))
         lets.insert(0, _let("m", load(BY_LENGTH, (*at, i32("rank")), DType.I32)))
         spaces.append(Workspace(name=BY_LENGTH, elem=Elem.I32, shape=(*sizes, rows)))
