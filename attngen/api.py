@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from attngen import measured, ops, tune
 from attngen.backward_pipeline import Asked, gradient_names
 from attngen.config import AnyConfig, Config, HopperConfig
+from attngen.configtext import parse_config
 from attngen.described import described
 from attngen.errors import SignatureError, SpecError
 from attngen.gradient import BackwardKernel, backward_for
@@ -19,12 +21,13 @@ from attngen.ir.graph import Graph
 from attngen.ir.program import Program
 from attngen.ir.schedule import Schedule
 from attngen.kernel import Kernel, kernel_for, next_config, settled
+from attngen.keywords import reject
 from attngen.lower import Source
 from attngen.prepare import prepare
 from attngen.progress import Progress
 from attngen.runtime import Resources, Unit, precompile_into
-from attngen.signature import IoType, Shapes, Signature, signature_of, strided
-from attngen.spec import Attention, Normalizer
+from attngen.signature import IoType, Shapes, Signature, alignment_of, strided
+from attngen.spec import Attention
 from attngen.target import SM80, Target
 from attngen.target import target as target_named
 from attngen.variants import MaskLike, ScoreLike
@@ -46,6 +49,7 @@ def attention(
     *,
     spec: Attention | None = None,
     autotune: bool = False,
+    **others: NoReturn,  # those of other libraries, for an error that says what to write
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of q [B, Hq, Sq, D] over k [B, Hkv, Sk, D] and v [B, Hkv, Sk, Dv]: out [B, Hq, Sq, Dv], or (out, lse)
     with return_lse.
@@ -54,6 +58,8 @@ def attention(
     tracing a function on every call. target: the GPU generation to generate for; None: the one that fits the device.
     CPU tensors run in the emulator. autotune: where nothing was measured on this device for this description, head dims
     and type, measure the first configurations on this call's tensors, which takes seconds, and remember the fastest."""
+    if others:
+        reject(others, "q, k, v, mask, score, scale, sink, return_lse, normalizer, target, spec, autotune")
     on = None if target is None else _target(target)
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         raise _not_a_tensor(q, k, v)
@@ -121,7 +127,7 @@ class BoundKernel:
     """What `compile` makes: a kernel with the tensors and the scale of its description.
 
     Printable levels: `graph`, `program`, `schedule`, `source`; `resources`: registers, spills and shared memory.
-    Called with q, k, v that fit `signature`, it gives (out, lse), or out alone where no sum is taken."""
+    Called with q, k, v that fit `signature`, it gives what `attention` gives: out, or (out, lse) with return_lse."""
 
     def __init__(self, kernel: Kernel, spec: Attention) -> None:
         self.kernel, self.spec = kernel, spec
@@ -199,7 +205,7 @@ class BoundKernel:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         self._check(q, k, v)
         out, lse = _call(self.spec, self._key, q, k, v, self._captures)
-        return out if self.spec.normalizer is Normalizer.NONE else (out, lse)
+        return (out, lse) if self.spec.return_lse else out
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         want = self.signature
@@ -212,10 +218,10 @@ class BoundKernel:
                     f"{name} has head_dim {t.size(-1)}. Allowed: {size}, which this kernel is compiled for"
                 )
         # addresses are not known while torch.compile traces; the operator then takes the kernel of their alignment
-        if not torch.compiler.is_compiling() and signature_of(q, k, v).alignment < want.alignment:
+        if not torch.compiler.is_compiling() and alignment_of(q, k, v) < want.alignment:
             raise SignatureError(
                 f"a row of q, k or v is not aligned to {want.alignment} bytes. Allowed for this kernel: aligned rows. "
-                "Give attngen.compile(..., alignment=2), or copy the tensor with .clone()"
+                f"Give attngen.compile(..., alignment={alignment_of(q, k, v)}), or copy the tensor with .clone()"
             )
 
     def __repr__(self) -> str:
@@ -229,15 +235,16 @@ def compile(
     dtype: torch.dtype = torch.bfloat16,
     target: str = TARGETS[0],
     alignment: int = 16,
-    config: AnyConfig | None = None,
+    config: AnyConfig | str | None = None,
     autotune: bool = False,
     shapes: tuple[int, int, int, int, int] | None = None,
 ) -> BoundKernel:
     """The kernel of a description. Needs no GPU; it is compiled to machine code when first asked for.
 
     head_dim: of q and k; head_dim_v: of v, None: the same. alignment: bytes that every row of q, k and v is aligned
-    to, 16 or 2. config: tile sizes; None: measured before, or chosen by rules. autotune: measured on the current CUDA
-    device instead, on random tensors of `shapes` (batch, heads, key heads, queries, keys), unless that was done."""
+    to: 16, 8, 4 or 2. config: tile sizes, also as the text that `explain` prints; None: measured before, or chosen by
+    rules. autotune: measured on the current CUDA device instead, on random tensors of `shapes` (batch, heads, key
+    heads, queries, keys), unless that was done."""
     if not isinstance(spec, Attention):
         raise SpecError(f"spec is a {type(spec).__name__}. Allowed: attngen.Attention(...)")
     types = {t.torch_dtype: t for t in IoType}
@@ -246,10 +253,12 @@ def compile(
     head_dim_v = head_dim if head_dim_v is None else head_dim_v
     signature = Signature(types[dtype], head_dim, head_dim_v, alignment, strided(spec.tensors))
     on = _target(target)
+    if isinstance(config, str):
+        config = parse_config(config)
     if config is not None and not isinstance(config, (Config, HopperConfig)):
         raise SignatureError(
-            f"config={config!r}. Allowed: attngen.Config(...) for sm80, attngen.HopperConfig(...) for sm90; the text "
-            "that explain prints is for the command line"
+            f"config={config!r}. Allowed: attngen.Config(...) for sm80, attngen.HopperConfig(...) for sm90, or the "
+            "text that explain prints: 'm128n64w4 s1 ctas2'"
         )
     if autotune:
         config = _tuned(spec, signature, on, config, shapes)

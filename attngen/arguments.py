@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,8 +12,8 @@ from attngen.errors import LaunchError
 from attngen.expr import Expr, Op, const, substitute, walk
 from attngen.fold import fold
 from attngen.ir.columns import narrow_strides
-from attngen.ir.schedule import Elem, Kernel, Schedule, WorkSource, Workspace
-from attngen.params import TABLES, MapUse, map_uses, pack, stride_count
+from attngen.ir.schedule import PERSISTENT, WORK_TABLE, Elem, Kernel, Schedule, WorkSource, Workspace
+from attngen.params import MapUse, map_uses, pack, stride_count
 from attngen.signature import is_dense
 from attngen.tensormap import TensorMap, map_of
 from attngen.worktable import device_table, item_count, work_table
@@ -37,19 +38,24 @@ def number(e: Expr, sizes: Mapping[str, int]) -> int:
 
 
 def workspaces(schedule: Schedule, sizes: Mapping[str, int], device: torch.device) -> dict[str, torch.Tensor]:
-    """Fresh uninitialised workspaces of a module."""
+    """Fresh workspaces of a module, uninitialised on a GPU. For the emulator floats are NaN: what a kernel reads and
+    none has written shows."""
     return {w.name: _workspace(w, sizes, device) for w in schedule.workspaces}
 
 
 def _workspace(w: Workspace, sizes: Mapping[str, int], device: torch.device) -> torch.Tensor:
-    make = torch.zeros if w.zero else torch.empty
-    return make([number(e, sizes) for e in w.shape], dtype=TORCH[w.elem], device=device)
+    shape = [number(e, sizes) for e in w.shape]
+    if w.zero:
+        return torch.zeros(shape, dtype=TORCH[w.elem], device=device)
+    if device.type == "cpu" and w.elem is Elem.F32:
+        return torch.full(shape, math.nan, dtype=torch.float32)
+    return torch.empty(shape, dtype=TORCH[w.elem], device=device)
 
 
 def grid(kernel: Kernel, sizes: Mapping[str, int]) -> int:
     """Number of CTAs (`ctas` for a persistent kernel). LaunchError beyond what one launch can have."""
     work = kernel.work
-    if work.source in TABLES:
+    if work.source in PERSISTENT:
         return sizes["ctas"]
     if work.source is WorkSource.SINGLE:
         return 1
@@ -58,7 +64,7 @@ def grid(kernel: Kernel, sizes: Mapping[str, int]) -> int:
     if work.source is WorkSource.ELEMENTS:
         count = -(-sizes["elements"] // kernel.threads)
     elif work.source is WorkSource.ROWS:
-        count = -(-sizes["batch"] * sizes["heads"] * sizes["seqlen_q"] // (kernel.threads // 32))
+        count = sizes["batch"] * sizes["heads"] * -(-sizes["seqlen_q"] // (kernel.threads // 32 * work.block_m))
     elif work.source is WorkSource.GRID_KEYS:
         count = -(-sizes["seqlen_k"] // work.block_m)
         count *= sizes["batch"] if work.per_batch else 1
@@ -77,16 +83,28 @@ def grid(kernel: Kernel, sizes: Mapping[str, int]) -> int:
 def tables(
     schedule: Schedule, sizes: Mapping[str, int], head_bytes: int, device: torch.device
 ) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
-    """The work table of a persistent kernel as a tensor `work`, and its `rounds`. For one that is made on the device no
-    tensor, and the size of a `section`; nothing for other modules."""
+    """The work table of each persistent kernel as a tensor, and its number of rounds, by `table_of` and `rounds_of` the
+    kernel. For one that is made on the device no tensor, and the size of a `section`."""
+    found: dict[str, torch.Tensor] = {}
+    numbers: dict[str, int] = {}
     for kernel in schedule.kernels:
-        if kernel.work.source is WorkSource.TABLE:
+        if kernel.work.source in (WorkSource.TABLE, WorkSource.TABLE_KEYS):
             made = work_table(kernel, sizes, head_bytes, sizes["ctas"])
-            return {"work": torch.tensor(made.entries, dtype=torch.int32, device=device)}, {"rounds": made.rounds}
-        if kernel.work.source is WorkSource.DEVICE_TABLE:
+            found[table_of(kernel)] = torch.tensor(made.entries, dtype=torch.int32, device=device)
+            numbers[rounds_of(kernel)] = made.rounds
+        elif kernel.work.source is WorkSource.DEVICE_TABLE:
             plan = device_table(schedule, sizes, head_bytes)
-            return {}, {"section": plan.section, "rounds": plan.rounds}
-    return {}, {}
+            numbers |= {"section": plan.section, rounds_of(kernel): plan.rounds}
+    return found, numbers
+
+
+def table_of(kernel: Kernel) -> str:
+    """What the work table of a kernel is called among the tensors of its module."""
+    return WORK_TABLE if kernel.work.source is WorkSource.DEVICE_TABLE else f"{kernel.name}.{WORK_TABLE}"
+
+
+def rounds_of(kernel: Kernel) -> str:
+    return f"{kernel.name}.rounds"
 
 
 def values_of(
@@ -94,8 +112,8 @@ def values_of(
 ) -> dict[str, int | float | bytes]:
     """All fields of a kernel's parameters but pointers and tensor maps, by name. `shapes`: shape and strides."""
     values: dict[str, int | float | bytes] = {s.name: scalars[s.name] for s in kernel.scalars}
-    if kernel.work.source in TABLES:
-        values["rounds"] = scalars["rounds"]
+    if kernel.work.source in PERSISTENT:
+        values["rounds"] = scalars[rounds_of(kernel)]
     for t in kernel.tensors:
         shape, strides = shapes[t.name]
         if not t.strided and not is_dense(shape, strides):
@@ -134,6 +152,8 @@ def bind(
     for kernel in schedule.kernels:
         values = values_of(kernel, shapes, scalars)
         values.update({name: t.data_ptr() for name, t in tensors.items()})
+        if kernel.work.source in PERSISTENT:
+            values[WORK_TABLE] = tensors[table_of(kernel)].data_ptr()
         for name, use in map_uses(kernel).items():
             values[f"{name}_map"] = encode(map_for(use, tensors[name].data_ptr(), *shapes[name]))
         launches.append(Launch(kernel, grid(kernel, sizes), pack(kernel, values)))

@@ -7,32 +7,37 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from attngen.config import Config
+from attngen.config import Config, HopperSumsConfig, SumsConfig
 from attngen.errors import PassError
-from attngen.expr import DType, const, loads, var
-from attngen.ir.graph import Axis, Graph
+from attngen.expr import SCALE, DType, const, loads, mul, var, variables
+from attngen.ir.graph import Axis, Graph, Input, Map, Output
+from attngen.ir.ops import Assign
 from attngen.ir.program import Program
-from attngen.ir.schedule import Access, Elem, Fact, Schedule, TensorArg, VerifiedSchedule, Workspace
+from attngen.ir.schedule import Access, Elem, Fact, Kernel, Schedule, TensorArg, VerifiedSchedule, Workspace
 from attngen.ir.verify import verify
 from attngen.layout import Swizzle
 from attngen.passes.allocate import allocate
 from attngen.passes.choose import padded
-from attngen.passes.choose_sums import candidates_sums, registers, smem
+from attngen.passes.choose_sums import candidates_sums as candidates_threads
+from attngen.passes.choose_sums import registers, smem
+from attngen.passes.choose_sums import width as tile_width
 from attngen.passes.differentiate import differentiate
 from attngen.passes.expand import expand
+from attngen.passes.hopper.choose_sums import candidates_sums as candidates_warpgroups
+from attngen.passes.hopper.sums import sums_kernel
 from attngen.passes.partition import Owned, Parts, can_shed, partition
 from attngen.passes.place import place
-from attngen.passes.row_kernel import cast_kernel, row_kernel
+from attngen.passes.row_kernel import cast_blocks, cast_kernel, row_kernel
 from attngen.passes.schedule_sums import schedule_sums
 from attngen.passes.simplify import simplify
 from attngen.passes.synchronize import synchronize
-from attngen.passes.textbook import SINK, textbook
+from attngen.passes.textbook import ROWS, SINK, textbook
 from attngen.passes.tile import _STORAGE
-from attngen.passes.tile_sums import KEY_KERNEL, tile_sums
+from attngen.passes.tile_sums import KEY_KERNEL, tile_sums, tiled
 from attngen.passes.visit_table import add_key_table, add_visit_table
 from attngen.signature import Signature
 from attngen.spec import Normalizer, Variant
-from attngen.target import Target
+from attngen.target import Feature, Target
 
 ROW_SIZES = ("batch", "heads", "seqlen_q")
 NAMES = {Axis.N: KEY_KERNEL, Axis.M: "attn_bwd_queries"}
@@ -65,7 +70,7 @@ class BackwardLevels:
     """Everything between a variant and the text of its derivative. `configs`: by kernel."""
 
     stages: tuple[BackwardStage, ...]
-    configs: tuple[tuple[str, Config], ...]
+    configs: tuple[tuple[str, SumsConfig], ...]
     verified: VerifiedSchedule
 
 
@@ -74,6 +79,15 @@ def backward_graph(variant: Variant, asked: Asked) -> tuple[Graph, Graph]:
     seeds = ("out", "lse") if asked.dlse else ("out",)
     graph = differentiate(textbook(variant), asked.wanted, seeds)
     return graph, simplify(graph)
+
+
+def candidates_sums(
+    owned: Owned, variant: Variant, signature: Signature, target: Target
+) -> tuple[SumsConfig, ...]:
+    """Legal tile shapes of a kernel, best first."""
+    if target.has(Feature.WGMMA):
+        return candidates_warpgroups(owned, variant, signature, target)
+    return candidates_threads(owned, variant, signature, target)
 
 
 def parts_of(graph: Graph, variant: Variant, signature: Signature, target: Target, same_bits: bool) -> Parts:
@@ -98,7 +112,7 @@ def named(parts: Parts) -> Iterator[tuple[str, Owned]]:
 
 
 def stages(
-    variant: Variant, signature: Signature, target: Target, asked: Asked, configs: Sequence[Config]
+    variant: Variant, signature: Signature, target: Target, asked: Asked, configs: Sequence[SumsConfig]
 ) -> Iterator[BackwardStage]:
     """`configs`: a tile shape for each kernel that owns an axis."""
     derived, graph = backward_graph(variant, asked)
@@ -108,37 +122,48 @@ def stages(
     # which axis a CTA owns decides what is a row and what a column: before tiles
     parts = parts_of(graph, variant, signature, target, asked.same_bits)
     yield BackwardStage("partition", parts)
-    programs, kernels, facts, spaces = [], [], [], list[Workspace]()
+    programs, kernels, facts, spaces = list[Program](), list[Kernel](), list[Fact](), list[Workspace]()
+    block_of = {owned: config.block_n for owned, config in zip(parts.owned, configs, strict=True)}
     for (name, owned), config in zip(named(parts), configs, strict=True):
         program = tile_sums(owned, name, variant, signature, config)
         yield BackwardStage(f"tile_sums {name}", program)
-        program = place(program, Swizzle.XOR)
+        program = place(program, Swizzle.XOR if isinstance(config, Config) else Swizzle.B128)
         yield BackwardStage(f"place {name}", program)
         programs.append(program)
-        kernels.append(schedule_sums(program, signature.alignment == 16))
-        text = f"{registers(config, owned, signature)} registers of sums and products, "
-        facts += [*program.facts, Fact(subject=name, text=f"{config}: {text}{smem(config, owned, signature)} bytes")]
+        facts += program.facts
+        if isinstance(config, HopperSumsConfig):
+            kernel = sums_kernel(program, target)
+            regs = "/".join(f"{r.regs} {r.name}" for r in kernel.roles)
+            facts.append(Fact(subject=name, text=f"{config}: registers {regs}, {kernel.smem_bytes} bytes"))
+        else:
+            kernel = schedule_sums(program, signature.alignment == 16)
+            text = f"{registers(config, owned, signature)} registers of sums and products, "
+            facts.append(Fact(subject=name, text=f"{config}: {text}{smem(config, owned, signature)} bytes"))
+        kernels.append(kernel)
     plan = Schedule(
         name="attn_bwd", target=target.name, kernels=tuple(kernels), head_dim_qk=signature.head_dim_qk,
         head_dim_v=signature.head_dim_v, facts=tuple(facts),
     )  # fmt: skip
     yield BackwardStage("schedule_sums", plan)
-    # as in the forward pass: slots, then barriers, then addresses
-    plan = expand(plan)
-    plan = synchronize(plan)
-    plan = allocate(plan)
-    yield BackwardStage("allocate", plan)
+    if not target.has(Feature.WGMMA):
+        # as in the forward pass: slots, then barriers, then addresses
+        plan = expand(plan)
+        plan = synchronize(plan)
+        plan = allocate(plan)
+        yield BackwardStage("allocate", plan)
     for (_, owned), program in zip(named(parts), programs, strict=True):
         spaces += [w for w in program.workspaces if w not in spaces]
         if owned.own is Axis.M:
             plan = add_visit_table(dataclasses.replace(plan, workspaces=program.workspaces), program)
         else:
             plan = add_key_table(plan, program)
-    if parts.rows is not None:
+    kept = {t.name for k in plan.kernels for t in k.tensors if t.access is Access.WORK}
+    rows_graph = with_vectors(parts.rows, programs, kept)
+    if rows_graph is not None:
         elem = Elem.BF16 if signature.dtype.value == "bf16" else Elem.F16
-        rows = row_kernel(parts.rows, "attn_bwd_rows", elem, signature.head_dim_v, captures(variant))
-        kept = {t.name for k in plan.kernels for t in k.tensors if t.access is Access.WORK}
-        made = [t for t in rows.tensors if t.name in kept]
+        rows = row_kernel(rows_graph, "attn_bwd_rows", elem, signature.head_dim_v, captures(variant),
+                          signature.alignment == 16)  # fmt: skip
+        made = [t for t in rows.tensors if t.name in kept and all(t.name != w.name for w in spaces)]
         spaces += [
             Workspace(name=t.name, elem=t.elem, shape=tuple(var(n, DType.I32) for n in ROW_SIZES)) for t in made
         ]
@@ -147,12 +172,33 @@ def stages(
         for out, node in owned.shed():
             # columns of padding too: they are added to without a condition
             width = signature.head_dim_qk if node.axes[3] is Axis.D else signature.head_dim_v
-            shape = (*(var(n, DType.I32) for n in ROW_SIZES), const(padded(width)))
-            spaces.append(Workspace(name=node.id, elem=Elem.F32, shape=shape, zero=True))
             elem = Elem.BF16 if signature.dtype.value == "bf16" else Elem.F16
-            plan = dataclasses.replace(plan, kernels=(*plan.kernels, cast_kernel(owned.graph, out, node, elem, width)))
+            *lead, length = (var(n, DType.I32) for n in ROW_SIZES)
+            if target.has(Feature.WGMMA):
+                size = mul(tiled(length, block_of[owned]), const(padded(width)))
+                spaces.append(Workspace(name=node.id, elem=Elem.F32, shape=(*lead, size), zero=True))
+                cast = cast_blocks(owned.graph, out, node, elem, padded(width))
+            else:
+                shape = (*lead, length, const(tile_width(owned, width)))
+                spaces.append(Workspace(name=node.id, elem=Elem.F32, shape=shape, zero=True))
+                cast = cast_kernel(owned.graph, out, node, elem, width)
+            plan = dataclasses.replace(plan, kernels=(*plan.kernels, cast))
     plan = dataclasses.replace(plan, workspaces=tuple(spaces))
     yield BackwardStage("module", plan)
+
+
+def with_vectors(rows: Graph | None, programs: Sequence[Program], kept: set[str]) -> Graph | None:
+    """The graph of row values with those that kernels read as vectors, and without what no kernel reads. `kept`:
+    workspaces that kernels read."""
+    nodes = list(rows.nodes) if rows is not None else []
+    spaces = {n.x for n in nodes if isinstance(n, Output) and n.mode is not Assign.REDUCE_ADD}
+    nodes = [n for n in nodes if not (isinstance(n, Output) and n.x in spaces and n.x not in kept)]
+    for name, e in {name: e for p in programs for name, e in p.rows}.items():
+        known = {n.id for n in nodes}
+        wanted = [v for v in sorted(variables(e)) if v != SCALE.name]
+        nodes += [Input(id=v, axes=ROWS) for v in wanted if v not in known]
+        nodes += [Map(id=name, axes=ROWS, inputs=tuple(wanted), expr=e), Output(id=f"{name}!", axes=ROWS, x=name)]
+    return Graph("rows", tuple(nodes)).live() if nodes else None
 
 
 def captures(variant: Variant) -> tuple[TensorArg, ...]:
@@ -164,7 +210,7 @@ def captures(variant: Variant) -> tuple[TensorArg, ...]:
 
 
 def derive_backward(
-    variant: Variant, signature: Signature, target: Target, asked: Asked, configs: Sequence[Config] | None = None
+    variant: Variant, signature: Signature, target: Target, asked: Asked, configs: Sequence[SumsConfig] | None = None
 ) -> BackwardLevels:
     """All levels of a derivative. `configs`: tile shapes of its kernels; None: the best of the rules."""
     ranked = choices(variant, signature, target, asked)
@@ -177,7 +223,7 @@ def derive_backward(
 
 def choices(
     variant: Variant, signature: Signature, target: Target, asked: Asked
-) -> tuple[tuple[str, tuple[Config, ...]], ...]:
+) -> tuple[tuple[str, tuple[SumsConfig, ...]], ...]:
     """Ranked tile shapes of each kernel that owns an axis, by name."""
     parts = parts_of(backward_graph(variant, asked)[1], variant, signature, target, asked.same_bits)
     ranked = tuple((name, candidates_sums(o, variant, signature, target)) for name, o in named(parts))

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from attngen.expr import DType, variables, walk
+from attngen.expr import DType, Expr, variables, walk
 from attngen.expr import Op as ExprOp
 from attngen.ir import ops as o
 from attngen.ir.mutate import Swap
 from attngen.ir.ops import Op
-from attngen.ir.schedule import Guard, Role, Step, steps_of
+from attngen.ir.rules.touch import overlaps
+from attngen.ir.schedule import Block, Guard, Kernel, Role, Step, Tiles, steps_of
 from attngen.ir.walk import operands, reads, writes
 
 _ARITHMETIC = (o.Fill, o.Map, o.Reduce, o.Vote)
 _ISSUED = (o.Wgmma, o.MmaSync)
+_COPIES = (o.CpAsync, o.CpVector)
 
 
 def why_equal(swap: Swap) -> str:
@@ -105,9 +107,96 @@ def waits_elsewhere(swap: Swap) -> bool:
     )
 
 
+def of_two_classes(swap: Swap) -> bool:
+    """Ops of which no step runs both."""
+    return isinstance(swap.one, Op) and isinstance(swap.two, Op) and "" != swap.one.only != swap.two.only != ""
+
+
 def waits_earlier(swap: Swap) -> bool:
     """A wait for copies moved in front of a step that does not need them."""
     return isinstance(swap.one, o.Map | o.MmaSync) and isinstance(swap.two, o.CpWait)
+
+
+def apart(first: Kinds, second: Kinds) -> Rule:
+    """One of each that share nothing, nor bytes of shared memory."""
+    def rule(swap: Swap) -> bool:
+        one, two = (shared_by(swap.kernel, s) for s in (swap.one, swap.two))
+        wrote = (shared_by(swap.kernel, s, written_by) for s in (swap.one, swap.two))
+        first_wrote, second_wrote = wrote
+        return both(first, second)(swap) and not (first_wrote & two or second_wrote & one)
+
+    return rule
+
+
+def shared_by(kernel: Kernel, step: Step, names: Callable[[Step], set[str]] | None = None) -> set[str]:
+    """The buffers that a step touches (or of its `names`), and those that lie over them."""
+    found = names(step) if names else read_by(step) | written_by(step)
+    near = overlaps(kernel)
+    return found | {other for key, others in near.items() if key[0] in found for other, _ in others}
+
+
+def around(role: Role, step: Step, ahead: bool) -> Iterator[Step]:
+    """What runs behind a step of a role with one loop, or before it, nearest first: round the loop once, where the step
+    is in it or reaches it."""
+    nodes = [node.ops if isinstance(node, Block) else node.step for node in role.item.body]
+    at = next(n for n, steps in enumerate(nodes) if any(s is step for s in steps))
+    own = nodes[at]
+    here = next(n for n, s in enumerate(own) if s is step)
+    loop = next((n for n, node in enumerate(role.item.body) if isinstance(node, Tiles)), None)
+    yield from own[here + 1 :] if ahead else reversed(own[:here])
+    if loop is not None and (at == loop or (at > loop) is not ahead):
+        yield from nodes[loop] if ahead else reversed(nodes[loop])
+
+
+def untouched_until_a_barrier(
+    role: Role, start: Step, ahead: bool, buffers: set[str], names: Callable[[Step], set[str]]
+) -> bool:
+    """Whether a barrier comes before a step that touches one of these buffers."""
+    for step in around(role, start, ahead):
+        if isinstance(step, o.CtaSync):
+            return True
+        if names(step) & buffers:
+            return False
+    return False
+
+
+def another_barrier_before(swap: Swap) -> bool:
+    """A write to shared memory in front of a barrier, where what it overwrites was last touched before another one. An
+    item without a tile comes there from the copies in front of its loop: those of the bytes that are written run only
+    where there is a tile."""
+    barrier, store = swap.one, swap.two
+    if not (isinstance(barrier, o.CtaSync) and isinstance(store, o.CpAsync | o.CpVector | o.StFrag)):
+        return False
+    buffers = shared_by(swap.kernel, store, written_by)
+    if isinstance(store, o.StFrag):
+        first = next((n.ops for n in swap.role.item.body if isinstance(n, Block)), ())
+        if any(written_by(s) & buffers and isinstance(s, Op) and s.when is None for s in first):
+            return False
+    touched: Callable[[Step], set[str]] = lambda s: read_by(s) | written_by(s)  # noqa: E731
+    return untouched_until_a_barrier(swap.role, barrier, False, buffers, touched)
+
+
+def another_barrier_behind(swap: Swap) -> bool:
+    """A barrier in front of a product, where another one lies between the product and what overwrites its tiles."""
+    product, barrier = swap.one, swap.two
+    if not (isinstance(product, o.MmaSync) and isinstance(barrier, o.CtaSync)):
+        return False
+    tiles = shared_by(swap.kernel, product, read_by)
+    return untouched_until_a_barrier(swap.role, barrier, True, tiles, written_by)
+
+
+def nothing_left_to_arrive(swap: Swap) -> bool:
+    """A wait for all copies behind the barrier of the epilogue, where what is staged next lies over tiles whose copies
+    run only with a step of the loop, which waited for them."""
+    if not (isinstance(swap.one, o.CpWait) and isinstance(swap.two, o.CtaSync)):
+        return False
+    staged = set[str]()
+    for step in around(swap.role, swap.two, True):
+        if not isinstance(step, o.StFrag):
+            break
+        staged |= shared_by(swap.kernel, step, written_by)
+    copies = [s for s in steps_of(swap.role) if isinstance(s, _COPIES) and written_by(s) & staged]
+    return bool(staged) and all(copy.when is not None for copy in copies)
 
 
 def fence_of_registers(swap: Swap) -> bool:
@@ -116,20 +205,52 @@ def fence_of_registers(swap: Swap) -> bool:
     return any(isinstance(a, o.Open) and isinstance(b, o.Enter | o.Leave) for a, b in either(swap))
 
 
+def ring_of(swap: Swap, step: Step) -> str:
+    """The ring of a barrier, or of the slot that a copy by threads fills: the one that was claimed last before it."""
+    bar = getattr(step, "bar", None)
+    if isinstance(step, o.CpAsync | o.CopyTile):
+        claims: list[o.Ref] = []
+        for s in steps_of(swap.role):
+            if s is step:
+                break
+            claims += [s.bar] if isinstance(s, o.MbarWait) else []
+        bar = claims[-1] if claims else None
+    return bar.name.partition(".")[0] if isinstance(bar, o.Ref) else ""
+
+
 def other_ring(swap: Swap) -> bool:
     """Work on one ring beside a wait or an announcement on another."""
-    def ring(step: Step) -> str:
-        bar = getattr(step, "bar", None)
-        return bar.name.partition(".")[0] if isinstance(bar, o.Ref) else ""
-
-    kinds = (o.MbarWait, o.MbarExpect, o.TmaLoad)
+    kinds = (o.MbarWait, o.MbarExpect, o.TmaLoad, o.CpAsync, o.CopyTile)
     one, two = swap.one, swap.two
-    return isinstance(one, kinds) and isinstance(two, kinds) and ring(one) != ring(two) and independent(one, two)
+    apart = ring_of(swap, one) != ring_of(swap, two)
+    return isinstance(one, kinds) and isinstance(two, kinds) and apart and independent(one, two)
+
+
+def handed_over_later(swap: Swap) -> bool:
+    """A slot handed over behind the wait for another, which was filled before it: who frees that one does not need this
+    one. So it is with another slot of the same ring, and with what only the first tile of an item hands over."""
+    arrives, waits = swap.one, swap.two
+    if not (isinstance(arrives, o.MbarArrive) and isinstance(waits, o.MbarWait) and waits.bar.name.endswith(".free")):
+        return False
+    if not arrives.bar.name.endswith(".full"):
+        return False
+    if ring_of(swap, arrives) == ring_of(swap, waits):
+        return arrives.bar.index != waits.bar.index
+    return arrives.when is not None and arrives.when.op is ExprOp.EQ
+
+
+def conjuncts(e: Expr) -> Iterator[Expr]:
+    if e.op is ExprOp.AND:
+        for a in e.args:
+            yield from conjuncts(a)
+    else:
+        yield e
 
 
 def masked_rows_are_redone(swap: Swap) -> bool:
     """Mask and weights of a tile whose mask bounds keys from above alone, where tiles come from the last key down: a
-    row that has a masked key here has seen none before, its reference is -inf and the guard behind redoes it."""
+    row that has a masked key here has seen none before, its reference is the lowest number and the guard behind redoes
+    it."""
     mask, weights = swap.one, swap.two
     if not (isinstance(mask, o.Map) and mask.only and isinstance(weights, o.Map) and mask.over == weights.over):
         return False
@@ -138,7 +259,9 @@ def masked_rows_are_redone(swap: Swap) -> bool:
     if at is None or not (isinstance(steps[at + 1], o.Vote) and isinstance(steps[at + 2], Guard)):
         return False
     redone = {r.name for r in writes(weights)} <= written_by(steps[at + 2])
+    parts = {s.target: s.value for s in mask.body}
     conditions = [s.value.args[0] for s in mask.body if s.value.op is ExprOp.WHERE]
+    conditions = [parts.get(e.name, e) if e.op is ExprOp.VAR else e for c in conditions for e in conjuncts(c)]
     tests = [e for c in conditions for e in walk(c) if e.dtype is DType.BOOL and e.op is not ExprOp.AND]
     above = all(e.op in (ExprOp.LE, ExprOp.LT) and e.args[0].name == "j" for e in tests)
     return redone and bool(tests) and above
@@ -146,10 +269,16 @@ def masked_rows_are_redone(swap: Swap) -> bool:
 
 RULES: tuple[tuple[Rule, str], ...] = (
     (lambda s: arithmetic(s.one) and arithmetic(s.two) and independent(s.one, s.two), "they share no value"),
-    (both(o.CpAsync, o.CpAsync), "copies of one group, which arrive together"),
+    (both(_COPIES, _COPIES), "copies of one group, which arrive together"),
+    (apart(o.MmaSync, o.MmaSync), "two products that share no result"),
+    (apart(o.StFrag, (o.StFrag, o.MmaSync)), "a tile is staged beside what does not touch it"),
+    (of_two_classes, "a step runs one of the two: they are of two classes of tiles"),
+    (another_barrier_before, "another barrier lies between the last use of these bytes and the write"),
+    (another_barrier_behind, "another barrier lies between the product and what overwrites its tiles"),
+    (nothing_left_to_arrive, "all copies to these bytes were waited for in the loop"),
     (closes_later, "a group is closed later, and nothing of it is issued or touched between"),
     (waits_earlier, "the wait comes earlier than it has to"),
-    (both(o.StTile, o.StRows), "two outputs are stored, in either order"),
+    (both(o.StTile, (o.StTile, o.StRows)), "two outputs are stored, in either order"),
     (both(o.MbarWait, o.MbarWait), "two waits that must both have ended, in either order"),
     (both(o.MbarWait, o.Enter), "data and turn are waited for, in either order"),
     (fence_of_registers, "a fence of registers beside an op that touches none"),
@@ -158,6 +287,7 @@ RULES: tuple[tuple[Rule, str], ...] = (
     (waits_elsewhere, "no register of the products waited for is touched"),
     (both(o.MbarArrive, o.MbarArrive), "two slots are given back, in either order"),
     (beside_arithmetic(o.MbarArrive), "a slot is given back beside arithmetic on registers"),
+    (handed_over_later, "the slot waited for was filled before this one, and is freed without it"),
     (other_ring, "slots of two rings that do not depend on one another"),
     (both(o.StRows, (o.BulkRetire, o.Sync)), "a store to global memory beside a wait for shared memory"),
     (masked_rows_are_redone, "a row with a masked key in a later tile saw none before, and is redone by the guard"),

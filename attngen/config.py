@@ -70,7 +70,7 @@ class HopperConfig:
 
     slots: tiles of keys, and of values, in shared memory. stages: for each contraction of a tile, in program order, how
     many steps after the tile's first it is issued. issue: their order in a step. turns: warpgroups take turns on the
-    tensor cores."""
+    tensor cores; left out: where there are several."""
 
     warpgroups: int
     block_n: int
@@ -78,9 +78,11 @@ class HopperConfig:
     policy: FoldPolicy = FoldPolicy.REFERENCE
     stages: tuple[int, ...] = (0, 1)
     issue: tuple[int, ...] = (0, 1)
-    turns: bool = True
+    turns: bool = None  # type: ignore[assignment]  # None: where there are several warpgroups
 
     def __post_init__(self) -> None:
+        if self.turns is None:
+            object.__setattr__(self, "turns", self.warpgroups != 1)
         for name in ("stages", "issue"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         numbers = (self.warpgroups, self.block_n, self.slots, *self.stages, *self.issue)
@@ -122,10 +124,58 @@ class HopperConfig:
         return f"{tiles} {self.policy.value} order {order}{' turns' if self.turns else ''}"
 
 
-AnyConfig = Config | HopperConfig
+@dataclass(frozen=True)
+class HopperSumsConfig:
+    """Of a kernel of plain sums (gradients) for targets with warpgroup products: `warpgroups` of 64 owned rows each,
+    streamed tiles of block_n rows in `slots` slots.
+
+    split: the weights are made in two maps, each behind the product that it needs, and what the first knows is kept in
+    16 bits; else both tiles of scores are held until one map makes all. turns: as in HopperConfig. unroll: the loop is
+    written out for two slots, whose addresses are then numbers."""
+
+    warpgroups: int
+    block_n: int
+    slots: int = 2
+    split: bool = True
+    turns: bool = False
+    unroll: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.warpgroups <= 4:
+            raise SignatureError(f"warpgroups={self.warpgroups}: allowed are 1 to 4")
+        if self.block_n % 16 or not 16 <= self.block_n <= 256:
+            raise SignatureError(f"block_n={self.block_n}: allowed are multiples of 16 from 16 to 256")
+        if not 1 <= self.slots <= 8:
+            raise SignatureError(f"slots={self.slots}: allowed are 1 to 8")
+        if self.turns and self.warpgroups == 1:
+            raise SignatureError("turns=True with warpgroups=1: one takes no turns; give turns=False, or more of them")
+        if self.unroll and self.slots != 2:
+            raise SignatureError(f"unroll=True with slots={self.slots}: a loop is unrolled for slots=2")
+
+    @property
+    def block_m(self) -> int:
+        return 64 * self.warpgroups
+
+    @property
+    def warps(self) -> int:
+        return 4 * self.warpgroups
+
+    @property
+    def warp_rows(self) -> int:
+        return 16
+
+    def __str__(self) -> str:
+        tiles = f"m{self.block_m}n{self.block_n}g{self.warpgroups} s{self.slots}"
+        flags = "".join(f" {name}" for name in ("turns", "unroll") if getattr(self, name))
+        return f"{tiles} {'split' if self.split else 'joint'}{flags}"
 
 
-def written(config: AnyConfig) -> dict[str, Any]:
+AnyConfig = Config | HopperConfig  # of a forward pass
+SumsConfig = Config | HopperSumsConfig  # of a kernel of gradients
+TileConfig = AnyConfig | SumsConfig
+
+
+def written(config: TileConfig) -> dict[str, Any]:
     """The fields for JSON."""
     return {name: value.value if isinstance(value, Enum) else value for name, value in asdict(config).items()}
 

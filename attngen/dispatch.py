@@ -38,3 +38,9 @@ def addresses(tensors: Iterable[Tensor]) -> list[int] | None:
             return None
         found.append(t.data_ptr())
     return found if all(found) else None  # torch's own wrappers, as those of functionalization, have the address 0
+
+
+def transformed() -> str:
+    """The innermost transformation of torch.func around a call: Vmap, Grad, Jvp, Functionalize; empty: none."""
+    top = _transform()
+    return "" if top is None else str(top.key()).rpartition(".")[2]

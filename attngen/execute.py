@@ -8,12 +8,12 @@ from functools import partial
 import torch
 
 from attngen import emulator
-from attngen.arguments import Launch, bind, tables, workspaces
+from attngen.arguments import Launch, bind, table_of, tables, workspaces
 from attngen.errors import MissingToolError
+from attngen.ir.schedule import PERSISTENT
 from attngen.kernel import Generated, Kernel, settled
-from attngen.params import TABLES
 from attngen.runtime.load import LoadedKernel, device_facts, load, runs_on
-from attngen.signature import Shapes, Signature
+from attngen.signature import VECTOR_BYTES, Shapes, Signature
 from attngen.spec import Variant
 from attngen.target import SM80, SM90, Target
 from attngen.tensormap import encode_driver, encode_emulator
@@ -115,7 +115,12 @@ def head_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
 def target_for(variant: Variant, signature: Signature, device: torch.device) -> Target:
     """The target that serves a call best: the device's own where there is a schedule for the call, else sm80."""
     hopper = device.type == "cuda" and runs_on(SM90.archs[0], device_facts(device.index).capability)
-    return SM90 if hopper and signature.alignment == 16 else SM80
+    return SM90 if hopper else SM80
+
+
+def backward_target(variant: Variant, signature: Signature, device: torch.device) -> Target:
+    """The target that serves a gradient best; on Hopper the copy engine loads all tiles, which needs aligned rows."""
+    return target_for(variant, signature, device) if signature.alignment == VECTOR_BYTES else SM80
 
 
 def device_arch(target: Target, device_index: int) -> str:
@@ -160,6 +165,6 @@ def emulate(
     built = emulator.build(module.source.body, entries)
     used = {t.name: t for t in item.kernel.tensors}
     writable = {n for n, t in used.items() if t.access.value in ("out", "work")}
-    table = {"work": tensors["work"]} if item.kernel.work.source in TABLES else {}
-    memory = regions({n: tensors[n] for n in used} | table, writable)
+    table = [table_of(item.kernel)] if item.kernel.work.source in PERSISTENT else []
+    memory = regions({n: tensors[n] for n in (*used, *table)}, writable)
     return built.run(item.kernel.name, item.grid, item.params, memory, mode, seed, module.source.line_ops)

@@ -111,6 +111,8 @@ SAMPLES = (
     Sample("hopper_full_d64", "four warpgroups, both products in one group", lambda: Attention(),
            head_dim=64, target="sm90"),
     Sample("hopper_causal_d256", "an output that leaves in two halves", _causal, head_dim=256, target="sm90"),
+    Sample("hopper_causal_d64_align8", "rows that the copy engine cannot read: threads copy them with cp.async",
+           _causal, head_dim=64, alignment=8, target="sm90"),
     Sample("backward_causal_d128", "all gradients by one kernel, parts of dq added in memory", _causal,
            asked=Asked(frozenset("qkv"), dlse=False, same_bits=False)),
     Sample("backward_softcap_sink_d64", "two kernels, no atomics; through lse; gradients of a sink and of slopes",

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from attngen import emulator
 from attngen.backward_pipeline import Asked, BackwardLevels, choices, derive_backward
-from attngen.config import Config
+from attngen.config import SumsConfig
 from attngen.errors import CompileError
 from attngen.evaluate import evaluate
-from attngen.execute import device_arch, empty_like_rows, launch_module, scalars_of
+from attngen.execute import device_arch, empty_like_rows, head_bytes, launch_module, scalars_of
 from attngen.expr import B, DType, H, I, Op, walk
 from attngen.ir.graph import Graph, Output
 from attngen.ir.ops import Assign
+from attngen.ir.schedule import VerifiedSchedule
 from attngen.kernel import Generated
 from attngen.passes.tile_sums import element_sums
+from attngen.plan import Launches, Layout, empty_on, launches, layouts
 from attngen.predict import Bounds, Counts, predicted
-from attngen.signature import ELEMENT_BYTES, Signature, is_aligned
+from attngen.progress import Progress
+from attngen.signature import ELEMENT_BYTES, VECTOR_BYTES, Signature, alignment_of
 from attngen.spec import Variant
 from attngen.target import Target
 
@@ -63,17 +67,22 @@ class BackwardKernel(Generated):
             lines += ["", f"---- {stage.name}", str(stage).rstrip()]
         return "\n".join(lines) + "\n"
 
+    def with_schedule(self, schedule: VerifiedSchedule) -> BackwardKernel:
+        """The same gradients by another schedule."""
+        levels = replace(self.levels, verified=schedule)
+        return BackwardKernel(self.variant, self.signature, self.target, self.asked, levels)
+
     @property
-    def configs(self) -> tuple[Config, ...]:
+    def configs(self) -> tuple[SumsConfig, ...]:
         return tuple(c for _, c in self.levels.configs)
 
 
-_kernels: dict[tuple[str, Signature, str, Asked, tuple[Config, ...] | None], BackwardKernel] = {}
+_kernels: dict[tuple[str, Signature, str, Asked, tuple[SumsConfig, ...] | None], BackwardKernel] = {}
 _settled: dict[tuple[BackwardKernel, str], BackwardKernel] = {}
 
 
 def backward_for(
-    variant: Variant, signature: Signature, target: Target, asked: Asked, configs: tuple[Config, ...] | None = None
+    variant: Variant, signature: Signature, target: Target, asked: Asked, configs: tuple[SumsConfig, ...] | None = None
 ) -> BackwardKernel:
     """The derivative of a variant, made once a process."""
     key = (variant.variant_key(), signature, target.name, asked, configs)
@@ -116,9 +125,9 @@ def settled(kernel: BackwardKernel, arch: str) -> BackwardKernel:
     return _settled[key]
 
 
-def backward_signature(forward: Signature, dout: Tensor) -> Signature:
-    """Rows of the output's gradient may start anywhere, and need not be contiguous."""
-    aligned = is_aligned(dout) and (dout.stride(3) == 1 or dout.size(3) == 1)
+def backward_signature(forward: Signature, out: Tensor, dout: Tensor) -> Signature:
+    """Rows of the output and of its gradient may start anywhere, and need not be contiguous."""
+    aligned = alignment_of(out, dout) == VECTOR_BYTES and all(t.stride(3) == 1 or t.size(3) == 1 for t in (out, dout))
     return forward if aligned else replace(forward, alignment=ELEMENT_BYTES)
 
 
@@ -133,6 +142,52 @@ def unordered(kernel: BackwardKernel, sizes: Mapping[str, int]) -> list[str]:
     return found
 
 
+@dataclass(frozen=True)
+class Result:
+    """A tensor that a derivative writes: a gradient, or what is summed up to one."""
+
+    out: Output
+    layout: Layout
+    dtype: torch.dtype
+    zero: bool  # elements are added to it
+
+    @property
+    def name(self) -> str:
+        return self.out.x
+
+
+def results(kernel: BackwardKernel, tensors: Mapping[str, Tensor], captures: Mapping[str, Tensor]) -> list[Result]:
+    """What a call of a derivative makes, in the order of its outputs."""
+    q, elements, found = tensors["q"], {out.x for out in element_sums(kernel.graph)}, list[Result]()
+    for out in kernel.graph.of(Output):
+        assert isinstance(out, Output)
+        zero = out.x in elements
+        if out.mode is Assign.REDUCE_ADD:
+            like = torch.empty(captures[out.into].shape if zero else q.shape[:3], dtype=torch.float32, device="meta")
+        else:
+            t = tensors[out.x[1:]]
+            like = empty_like_rows(t.to("meta"), t.size(3))
+        found.append(Result(out, (tuple(like.shape), like.stride()), like.dtype, zero))
+    return found
+
+
+def given(tensors: Mapping[str, Tensor], captures: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What a derivative reads. The lse that the forward pass makes is contiguous already."""
+    return {**{n: t.contiguous() if n == "lse" else t for n, t in tensors.items()}, **captures}
+
+
+def finished(
+    made: Sequence[tuple[Result, Tensor]], captures: Mapping[str, Tensor], seqlen_k: int
+) -> dict[str, Tensor]:
+    """Gradients by the names of what they belong to, in the types of these."""
+    result = {x.name[1:]: t for x, t in made if x.out.mode is not Assign.REDUCE_ADD}
+    for x, t in made:
+        if x.out.mode is Assign.REDUCE_ADD:
+            part = t if x.zero else sum_rows(x.out, t, captures, seqlen_k)
+            result[x.out.into] = result[x.out.into] + part if x.out.into in result else part
+    return {n: t.to(captures[n].dtype) if n in captures else t for n, t in result.items()}
+
+
 def run(
     kernel: BackwardKernel, tensors: Mapping[str, Tensor], captures: Mapping[str, Tensor], scale: float,
     mode: emulator.Mode = emulator.Mode.LATE, seed: int = 0,
@@ -141,27 +196,48 @@ def run(
     dlse where it has a gradient. No size may be 0."""
     q, k = tensors["q"], tensors["k"]
     if q.is_cuda:
-        kernel = settled(kernel, device_arch(kernel.target, q.device.index))
-    made: dict[str, Tensor] = {}
-    sums: dict[str, Tensor] = {}
-    elements = {out.x for out in element_sums(kernel.graph)}
-    for out in kernel.graph.of(Output):
-        assert isinstance(out, Output)
-        if out.x in elements:
-            sums[out.x] = torch.zeros(captures[out.into].shape, dtype=torch.float32, device=q.device)
-        elif out.mode is Assign.REDUCE_ADD:
-            sums[out.x] = q.new_empty(q.shape[:3], dtype=torch.float32)
-        else:
-            made[out.x] = empty_like_rows(tensors[out.x[1:]], tensors[out.x[1:]].size(3))
-    tensors = {n: t.contiguous() if n == "lse" else t for n, t in tensors.items()}  # ours: contiguous already
-    launch_module(kernel, {**tensors, **captures, **made, **sums}, scalars_of(q, k, scale), mode, seed)
-    result = {name[1:]: t for name, t in made.items()}
-    for out in kernel.graph.of(Output):
-        assert isinstance(out, Output)
-        if out.mode is Assign.REDUCE_ADD:
-            part = sums[out.x] if out.x in elements else sum_rows(out, sums[out.x], captures, k.size(2))
-            result[out.into] = result[out.into] + part if out.into in result else part
-    return {n: t.to(captures[n].dtype) if n in captures else t for n, t in result.items()}
+        return plan(kernel, tensors, captures, scale).run(tensors, captures)
+    made = [(x, torch.empty_strided(*x.layout, dtype=x.dtype)) for x in results(kernel, tensors, captures)]
+    for x, t in made:
+        t.fill_(0.0 if x.zero else math.nan)  # what is not written shows
+    held = {**given(tensors, captures), **{x.name: t for x, t in made}}
+    launch_module(kernel, held, scalars_of(q, k, scale), mode, seed)
+    return finished(made, captures, k.size(2))
+
+
+@dataclass(frozen=True)
+class GradientPlan:
+    """A call of a derivative on a GPU, with given shapes and strides. Refers to no tensor of the caller."""
+
+    results: tuple[Result, ...]
+    launches: Launches
+
+    def run(self, tensors: Mapping[str, Tensor], captures: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """As `run`, for tensors like those that the plan was made for, in their order."""
+        empty = empty_on(self.launches.device)
+        made = [(x, empty(*x.layout, x.dtype)) for x in self.results]
+        for x, t in made:
+            if x.zero:
+                t.zero_()
+        held = given(tensors, captures)
+        self.launches.run([t.data_ptr() for t in (*held.values(), *(t for _, t in made))])
+        return finished(made, captures, tensors["k"].size(2))
+
+
+def plan(
+    kernel: BackwardKernel, tensors: Mapping[str, Tensor], captures: Mapping[str, Tensor], scale: float
+) -> GradientPlan:
+    """Compiles and loads what the call needs. No size may be 0."""
+    q, k = tensors["q"], tensors["k"]
+    with Progress() as progress:
+        arch = device_arch(kernel.target, q.device.index)
+        progress.step(f"compiling {kernel.asked} of {kernel.variant.description} for {arch}")
+        chosen = settled(kernel, arch)
+        made = tuple(results(chosen, tensors, captures))
+        shapes = {**layouts(given(tensors, captures)), **{x.name: x.layout for x in made}}
+        return GradientPlan(
+            made, launches(chosen, arch, shapes, scalars_of(q, k, scale), head_bytes(tensors), q.device)
+        )
 
 
 def sum_rows(out: Output, rows: Tensor, captures: Mapping[str, Tensor], seqlen_k: int) -> Tensor:

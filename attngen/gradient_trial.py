@@ -81,18 +81,24 @@ class GradientTrial:
     def run(
         self, kernel: BackwardKernel, mode: Mode = Mode.LATE, seed: int = 0, device: str = "cpu"
     ) -> tuple[GradientError, ...]:
+        """How far each gradient is from float64."""
+        got = self.gradients(kernel, mode, seed, device)
+        return tuple(
+            GradientError(n, distance(got[n].cpu(), self.exact[n].double()) if n in got else math.inf,
+                          distance(self.torchs[n], self.exact[n].double()))
+            for n in self.names if n in kernel.asked.wanted
+        )  # fmt: skip
+
+    def gradients(
+        self, kernel: BackwardKernel, mode: Mode = Mode.LATE, seed: int = 0, device: str = "cpu"
+    ) -> dict[str, Tensor]:
         """Runs the module of a derivative on the results of the forward pass, rounded as that stores them."""
         out, lse, _ = self.forward
         given = {"q": self.q, "k": self.k, "v": self.v, "out": out.detach().to(self.q.dtype), "dout": self.dout}
         given["lse"] = torch.zeros(0) if lse is None else lse.detach().float()
         captures = {n: t.detach().to(device) for n, t in self.spec.tensors.items()}
         moved = {n: t.to(device) for n, t in given.items()}
-        got = gradient.run(kernel, moved, captures, self.spec.scale_for(self.q.size(3)), mode, seed)
-        return tuple(
-            GradientError(n, distance(got[n].cpu(), self.exact[n].double()) if n in got else math.inf,
-                          distance(self.torchs[n], self.exact[n].double()))
-            for n in self.names if n in kernel.asked.wanted
-        )  # fmt: skip
+        return gradient.run(kernel, moved, captures, self.spec.scale_for(self.q.size(3)), mode, seed)
 
 
 def _grads(out: Tensor, leaves: Mapping[str, Tensor], dout: Tensor) -> dict[str, Tensor]:

@@ -146,11 +146,6 @@ def kernel_for(variant: Variant, signature: Signature, target: Target, config: A
 
 
 def levels_for(variant: Variant, signature: Signature, target: Target, config: AnyConfig | None) -> Levels:
-    if target.has(Feature.WGMMA) and signature.alignment != 16:
-        raise SpecError(
-            f"target={target.name!r} has no schedule for rows aligned to {signature.alignment} bytes; allowed are "
-            "multiples of 16. Leave target out, or use 'sm80', which also runs on Hopper"
-        )
     if config is not None and isinstance(config, HopperConfig) != target.has(Feature.WGMMA):
         raise SpecError(
             f"config={config!r} is not for target={target.name!r}. Allowed there: "

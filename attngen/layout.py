@@ -5,11 +5,13 @@ swizzle modes of tensor maps."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
 CHUNK = 16  # bytes moved by one cp.async, one row of an ldmatrix 8x8 matrix, the unit of every swizzle
 BANKS, BANK_BYTES = 32, 4
+WIDEST_BLOCK = 64  # columns that are added up in memory at once: an accumulator of 32 registers
 
 
 class Swizzle(Enum):
@@ -100,6 +102,26 @@ def conflicts(addresses: list[int], width: int) -> int:
                 words.setdefault(word % BANKS, set()).add(word)
         extra += max(len(w) for w in words.values()) - 1
     return extra
+
+
+def blocks(cols: int) -> Iterator[tuple[int, int]]:
+    """(first column, width) of the blocks in which a tile of 64 rows is added up in memory: powers of two up to 64, so
+    that a block starts at a multiple of its width. A block is 64 x width numbers in the order of a warpgroup's
+    accumulator (`block_offset`), behind the blocks of the columns before it."""
+    column = 0
+    while column < cols:
+        width = min(WIDEST_BLOCK, 1 << ((cols - column).bit_length() - 1))
+        yield column, width
+        column += width
+
+
+def block_offset(row: int, column: int) -> int:
+    """Where element (row, column) of a block of 64 rows lies: registers 4c to 4c + 3 of the 128 threads for its columns
+    8c to 8c + 7."""
+    warp, rest = divmod(row, 16)
+    c, inside = divmod(column, 8)
+    thread = warp * 32 + rest % 8 * 4 + inside // 2
+    return c * 512 + thread * 4 + rest // 8 * 2 + inside % 2
 
 
 class Fragment(Enum):

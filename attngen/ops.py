@@ -7,9 +7,9 @@ import hashlib
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -18,18 +18,20 @@ from torch.autograd import forward_ad
 
 from attngen import gradient, measured
 from attngen.backward_pipeline import Asked, gradient_names
+from attngen.batching import backward_rule, forward_rule
 from attngen.config import AnyConfig
-from attngen.dispatch import addresses
+from attngen.dispatch import addresses, transformed
 from attngen.errors import EmulationWarning, GradientError, PassError, SignatureError, SpecError, VerifyError
 from attngen.evaluate import evaluate
-from attngen.execute import empty_like_rows, run, target_for
-from attngen.gradient import backward_for, backward_signature
+from attngen.execute import backward_target, empty_like_rows, run, target_for
+from attngen.expr import variables
+from attngen.gradient import GradientPlan, backward_for, backward_signature
 from attngen.kernel import Kernel, kernel_for
 from attngen.plan import Plan, plan
 from attngen.progress import Progress
 from attngen.signature import VECTOR_BYTES, Shapes, Signature, check_tensors, signature_of
 from attngen.spec import Normalizer, Variant
-from attngen.target import SM80, Target
+from attngen.target import Target
 from attngen.trace import ShapeRule
 
 EMULATED_PER_SECOND = 400e6  # multiply-adds of the emulator on one core, measured at head dims 64 and 128
@@ -95,6 +97,7 @@ def _types(types: Sequence[tuple[torch.dtype, int]]) -> str:
 
 _entries: dict[str, Entry] = {}
 _plans: dict[tuple[object, ...], Plan] = {}
+_gradient_plans: dict[tuple[object, ...], GradientPlan] = {}
 
 
 def register(
@@ -175,6 +178,7 @@ def _measured(variant: Variant, signature: Signature, target: Target, device_ind
 def forget_plans() -> None:
     """The next call of each kind looks again for what was measured here."""
     _plans.clear()
+    _gradient_plans.clear()
 
 
 def is_empty(shapes: Shapes) -> bool:
@@ -246,6 +250,15 @@ def visited_part(variant: Variant, shapes: Shapes, captures: Mapping[str, Tensor
 # ---- gradients ---------------------------------------------------------------------------------------------------
 
 
+def reject_transforms() -> None:
+    """Raises GradientError inside torch.func.grad and the like, where torch's own error names none of this."""
+    if transformed() in ("Grad", "Jvp"):
+        raise GradientError(
+            "attngen.attention inside a transformation of torch.func (grad, vjp, jvp, jacrev), which its operator does "
+            "not support. Take gradients with torch.autograd.grad or backward(); torch.vmap is supported"
+        )
+
+
 def reject_tangents(tensors: Sequence[Tensor], names: Sequence[str]) -> None:
     """Raises GradientError where forward-mode autograd would have to know a derivative."""
     if forward_ad._current_level >= 0:
@@ -282,23 +295,42 @@ def _backward(
     known = entry(key)
     tensors = dict(zip(("q", "k", "v", *known.names), (q, k, v, *captures), strict=True))
     wanted = [name for name, n in zip(tensors, needed, strict=True) if n]
+    bound = dict(zip(known.names, captures, strict=True))
+    same_bits = torch.are_deterministic_algorithms_enabled()
+    if dout is None:
+        dout = q.new_zeros(()).expand(out.shape)
+    given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, **({} if dlse is None else {"dlse": dlse})}
+    call: tuple[object, ...] = (key, scale, *needed, dlse is None, same_bits)
+    if q.is_cuda:  # what the plan depends on, and what its checks looked at
+        call += tuple([x for t in given.values() for x in (t.data_ptr() % VECTOR_BYTES == 0, t.shape, t.stride())])
+        call += tuple([x for t in (q, k, v, *captures) for x in (t.dtype, t.get_device(), t.shape, t.stride())])
+        plan = _gradient_plans.get(call)
+        if plan is not None:
+            return _in_order(plan.run(given, bound), wanted, tensors)
     shapes = known.check(q, k, v, captures)
     if is_empty(shapes):
         return [_gradient_like(name, tensors[name]).zero_() for name in wanted]
-    if dout is None:
-        dout = q.new_zeros(()).expand(out.shape)
-    same_bits = torch.are_deterministic_algorithms_enabled()
     asked = Asked(frozenset(wanted) & frozenset(gradient_names(known.variant)), dlse is not None, same_bits)
-    given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, **({} if dlse is None else {"dlse": dlse})}
-    found: dict[str, Tensor] = {}
-    if asked.wanted:
-        kernel = backward_for(known.variant, backward_signature(signature_of(q, k, v), dout), SM80, asked)
-        bound = dict(zip(known.names, captures, strict=True))
-        if same_bits:
-            _check_order(gradient.unordered(kernel, {"b": shapes.B, "h": shapes.Hq, "i": shapes.Sq, "j": shapes.Sk}))
+    if not asked.wanted:
+        return _in_order({}, wanted, tensors)
+    signature = backward_signature(signature_of(q, k, v), out, dout)
+    kernel = backward_for(known.variant, signature, backward_target(known.variant, signature, q.device), asked)
+    sizes = {"b": shapes.B, "h": shapes.Hq, "i": shapes.Sq, "j": shapes.Sk}
+    unordered = gradient.unordered(kernel, sizes) if same_bits else []
+    _check_order(unordered)
+    if not q.is_cuda:
         work = emulation_seconds(known.variant, shapes, q.size(3) + v.size(3), bound) * BACKWARD_WORK
-        with _emulating(known.variant, shapes, work) if not q.is_cuda else nullcontext():
-            found = gradient.run(kernel, given, bound, scale)
+        with _emulating(known.variant, shapes, work):
+            return _in_order(gradient.run(kernel, given, bound, scale), wanted, tensors)
+    plan = gradient.plan(kernel, given, bound, scale)
+    if not unordered:  # a warning comes with each call
+        if len(_gradient_plans) >= PLANS:
+            _gradient_plans.clear()
+        _gradient_plans[call] = plan
+    return _in_order(plan.run(given, bound), wanted, tensors)
+
+
+def _in_order(found: Mapping[str, Tensor], wanted: Sequence[str], tensors: Mapping[str, Tensor]) -> list[Tensor]:
     return [found[n] if n in found else _gradient_like(n, tensors[n]).zero_() for n in wanted]
 
 
@@ -346,6 +378,11 @@ def _fake_backward(
     return [_gradient_like(name, t) for (name, t), n in zip(tensors.items(), needed, strict=True) if n]
 
 
+def _reads_batch(key: str) -> bool:
+    variant = entry(key).variant
+    return "b" in variables(variant.score, variant.mask)
+
+
 _library = torch.library.Library("attngen", "DEF")
 _library.define(
     "forward(Tensor q, Tensor k, Tensor v, Tensor[] captures, str key, float scale) -> (Tensor out, Tensor lse)"
@@ -358,6 +395,8 @@ _library.impl("forward", _forward, "CompositeExplicitAutograd")
 _library.impl("backward", _backward, "CompositeExplicitAutograd")
 torch.library.register_fake("attngen::forward", _fake, lib=_library)
 torch.library.register_fake("attngen::backward", _fake_backward, lib=_library)
+torch.library.register_vmap("attngen::forward", partial(forward_rule, _reads_batch), lib=_library)
+torch.library.register_vmap("attngen::backward", partial(backward_rule, _reads_batch), lib=_library)
 torch.library.register_autograd("attngen::forward", _gradients, setup_context=_save, lib=_library)
 torch.library.register_autograd("attngen::backward", _twice, lib=_library)
 
@@ -372,5 +411,6 @@ def call(q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], key: str, scal
             if pointers is not None:
                 return _on_gpu(q, k, v, captures, key, scale, pointers)
         reject_tangents((q, k, v, *captures), ("q", "k", "v", *(entry(key).names if captures else ())))
+        reject_transforms()
     result: tuple[Tensor, Tensor] = forward(q, k, v, captures, key, scale)
     return result

@@ -13,11 +13,10 @@ from enum import Enum
 from attngen.errors import PassError
 from attngen.expr import DType
 from attngen.ir.ops import Ref, TmaLoad, TmaStore
-from attngen.ir.schedule import Access, Elem, Kernel, TensorArg, WorkSource, ops_of
+from attngen.ir.schedule import PERSISTENT, Access, Elem, Kernel, TensorArg, ops_of
 from attngen.layout import Swizzle
 
 WARPGROUP_ROWS = 64
-TABLES = (WorkSource.TABLE, WorkSource.DEVICE_TABLE)
 
 
 class Kind(Enum):
@@ -77,7 +76,7 @@ def map_uses(kernel: Kernel) -> dict[str, MapUse]:
 def fields(kernel: Kernel) -> tuple[Field, ...]:
     result: list[Field] = []
     maps = map_uses(kernel)
-    if kernel.work.source in TABLES:
+    if kernel.work.source in PERSISTENT:
         result += [Field("work", Kind.POINTER, "const int* work"), Field("rounds", Kind.INT, "int rounds")]
     result += [Field(f"{name}_map", Kind.MAP, f"TensorMap {name}_map") for name in maps]
     for t in kernel.tensors:

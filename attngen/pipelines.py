@@ -117,7 +117,7 @@ def stages(variant: Variant, signature: Signature, target: Target, config: Confi
     program = above[-1].level
     assert isinstance(program, Program)
     # order first, then how many copies the order keeps alive, then the barriers that both need, then addresses
-    plan = schedule(program, target, signature.alignment == 16, facts(config, variant, signature, target))
+    plan = schedule(program, target, signature.alignment, facts(config, variant, signature, target))
     yield Stage("schedule", plan)
     plan = expand(plan)
     yield Stage("expand", plan)
@@ -159,7 +159,7 @@ def hopper_schedules(program: Program, signature: Signature, target: Target) -> 
 
     config = program.config
     assert isinstance(config, HopperConfig)
-    plan = hopper.stage(program, target, hopper.output_pieces(config, signature, target))
+    plan = hopper.stage(program, signature, target, hopper.output_pieces(config, signature, target))
     yield ScheduleStage("stage", plan)
     plan = hopper.expand(plan, config.slots)
     yield ScheduleStage("expand", plan)

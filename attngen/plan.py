@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from attngen.arguments import TORCH, grid, map_for, number, tables, values_of
+from attngen.arguments import TORCH, grid, map_for, number, table_of, tables, values_of
 from attngen.execute import device_arch, empty_like_rows, head_bytes, scalars_of
+from attngen.ir.schedule import PERSISTENT, WORK_TABLE
 from attngen.ir.schedule import Kernel as KernelText
-from attngen.kernel import Kernel, settled
+from attngen.kernel import Generated, Kernel, settled
 from attngen.params import Kind, MapUse, fields, map_uses, packer
 from attngen.progress import Progress
 from attngen.runtime.launch import Launcher
@@ -59,31 +60,54 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The launches of a call with given shapes and strides. Refers to no tensor of the caller; `tables` are its own."""
+class Space:
+    """A workspace, fresh in each call."""
+
+    layout: Layout
+    dtype: torch.dtype
+    zero: bool
+
+
+@dataclass(frozen=True)
+class Launches:
+    """What a module launches on tensors of given shapes and strides. `tables` are its own."""
 
     device: torch.device
-    dtype: torch.dtype
-    out: Layout
-    lse: Layout
-    workspaces: tuple[tuple[Layout, torch.dtype], ...]
+    workspaces: tuple[Space, ...]
     steps: tuple[Step, ...]
     tables: tuple[torch.Tensor, ...]
 
-    def run(self, given: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """(out, lse) of the call's tensors, which `given` points to: q, k, v and the captured ones."""
-        empty = _empty_on(self.device)
-        out, lse = empty(*self.out, self.dtype), empty(*self.lse, torch.float32)
-        pointers = [*given, out.data_ptr(), lse.data_ptr()]
+    def run(self, pointers: list[int]) -> None:
+        """`pointers`: to the tensors in the order in which their layouts were given."""
         if self.workspaces or self.tables:
-            work = [empty(*layout, dtype) for layout, dtype in self.workspaces]
+            empty = empty_on(self.device)
+            work = [empty(*space.layout, space.dtype) for space in self.workspaces]
+            for t, space in zip(work, self.workspaces, strict=True):
+                if space.zero:
+                    t.zero_()
             pointers += [t.data_ptr() for t in (*work, *self.tables)]  # `work` has to live until the last launch
         for step in self.steps:
             step.run(pointers)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A call with given shapes and strides. Refers to no tensor of the caller."""
+
+    dtype: torch.dtype
+    out: Layout
+    lse: Layout
+    launches: Launches
+
+    def run(self, given: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """(out, lse) of the call's tensors, which `given` points to: q, k, v and the captured ones."""
+        empty = empty_on(self.launches.device)
+        out, lse = empty(*self.out, self.dtype), empty(*self.lse, torch.float32)
+        self.launches.run([*given, out.data_ptr(), lse.data_ptr()])
         return out, lse
 
 
-def _empty_on(device: torch.device) -> Empty:
+def empty_on(device: torch.device) -> Empty:
     """An uninitialised tensor on a device: on the current one made as Inductor's code makes it, in half the time."""
     if device.type == "cuda" and _EMPTY_CUDA is not None and torch._C._cuda_getDevice() == device.index:
         return _EMPTY_CUDA
@@ -95,32 +119,39 @@ def plan(
     captures: Sequence[torch.Tensor], names: Sequence[str], scale: float,
 ) -> Plan:  # fmt: skip
     """Compiles and loads what the call needs. No size may be 0."""
-    index = q.device.index
     with Progress() as progress:
-        arch = device_arch(kernel.target, index)
+        arch = device_arch(kernel.target, q.device.index)
         progress.step(f"compiling {kernel.variant.description} for {arch}")
         chosen = settled(kernel, arch)
-        scalars = scalars_of(q, k, scale)
-        sizes = {n: x for n, x in scalars.items() if isinstance(x, int)}
-        sizes["ctas"] = device_facts(index).sm_count
-        more, made = tables(chosen.schedule, sizes, head_bytes({"k": k, "v": v}), q.device)
-        sizes |= made
-        spaces = chosen.schedule.workspaces
-        work = [(_contiguous([number(e, sizes) for e in w.shape]), TORCH[w.elem]) for w in spaces]
         out, lse = empty_like_rows(q, v.size(3)), q.shape[:3] if chosen.has_lse else (0,)
-        shapes: dict[str, Layout] = {n: (tuple(t.shape), t.stride()) for n, t in zip("qkv", (q, k, v), strict=True)}
-        shapes.update({n: (tuple(t.shape), t.stride()) for n, t in zip(names, captures, strict=True)})
-        shapes["out"] = tuple(out.shape), out.stride()
+        shapes = layouts({"q": q, "k": k, "v": v, **dict(zip(names, captures, strict=True)), "out": out})
         shapes["lse"] = _contiguous(lse)
-        shapes.update({w.name: layout for w, (layout, _) in zip(spaces, work, strict=True)})
-        shapes.update({n: (tuple(t.shape), t.stride()) for n, t in more.items()})
-        artifact = chosen.artifact(arch)
-        numbers = {**scalars, **sizes}
-        steps = tuple(
-            _step(text, load(artifact, text.name, text.smem_bytes, device_index=index), shapes, numbers)
-            for text in chosen.schedule.kernels
-        )
-    return Plan(q.device, q.dtype, shapes["out"], shapes["lse"], tuple(work), steps, tuple(more.values()))
+        made = launches(chosen, arch, shapes, scalars_of(q, k, scale), head_bytes({"k": k, "v": v}), q.device)
+    return Plan(q.dtype, shapes["out"], shapes["lse"], made)
+
+
+def layouts(tensors: Mapping[str, torch.Tensor]) -> dict[str, Layout]:
+    return {n: (tuple(t.shape), t.stride()) for n, t in tensors.items()}
+
+
+def launches(
+    module: Generated, arch: str, shapes: Mapping[str, Layout], scalars: Mapping[str, int | float],
+    bytes_of_head: int, device: torch.device,
+) -> Launches:  # fmt: skip
+    """`shapes`: of the tensors that a call gives, in its order. Compiles and loads."""
+    sizes = {n: x for n, x in scalars.items() if isinstance(x, int)}
+    sizes["ctas"] = device_facts(device.index).sm_count
+    more, made = tables(module.schedule, sizes, bytes_of_head, device)
+    sizes |= made
+    spaces = module.schedule.workspaces
+    work = tuple(Space(_contiguous([number(e, sizes) for e in w.shape]), TORCH[w.elem], w.zero) for w in spaces)
+    every = {**shapes, **{w.name: x.layout for w, x in zip(spaces, work, strict=True)}, **layouts(more)}
+    artifact, numbers = module.artifact(arch), {**scalars, **sizes}
+    steps = tuple(
+        _step(text, load(artifact, text.name, text.smem_bytes, device_index=device.index), every, numbers)
+        for text in module.schedule.kernels
+    )
+    return Launches(device, work, steps, tuple(more.values()))
 
 
 def _contiguous(shape: Sequence[int]) -> Layout:
@@ -139,6 +170,8 @@ def _step(text: KernelText, loaded: LoadedKernel, shapes: dict[str, Layout], sca
     layout, names = packer(text)
     whole = layout.pack(*(values[n] for n in names))
     numbers = {name: n for n, name in enumerate(shapes)}
+    if text.work.source in PERSISTENT:
+        numbers[WORK_TABLE] = numbers[table_of(text)]
     sizes = {n: x for n, x in scalars.items() if isinstance(x, int)}
     front = struct.Struct("=" + f"{BYTES}s" * len(uses) + "Q" * len(pointers))
     maps = tuple(MapSlot(numbers[name], loaded.device_index, use, shapes[name]) for name, use in uses.items())

@@ -13,7 +13,19 @@ from attngen.expr import DType, Expr, make, rewrite, variables, walk
 from attngen.expr import Op as ExprOp
 from attngen.ir import ops as o
 from attngen.ir.ops import Heads, Op, ReduceKind, Ref, Scope, Stmt
-from attngen.ir.schedule import Block, Classes, Guard, Kernel, Role, Schedule, Step, Tiles, Value, WorkSource
+from attngen.ir.schedule import (
+    PERSISTENT,
+    Block,
+    Classes,
+    Guard,
+    Kernel,
+    Role,
+    Schedule,
+    Step,
+    Tiles,
+    Value,
+    WorkSource,
+)
 from attngen.layout import Fragment
 from attngen.lowering.sm80 import KSTEP_UNROLL
 
@@ -24,7 +36,7 @@ _SPECIAL = frozenset({ExprOp.EXP2, ExprOp.LOG2, ExprOp.RCP, ExprOp.TANH_APPROX})
 _SLOW = frozenset({ExprOp.DIV, ExprOp.SQRT})  # correctly rounded: an estimate, and a slow path with another
 _COMMUTATIVE = frozenset({ExprOp.ADD, ExprOp.MUL, ExprOp.MIN, ExprOp.MAX, ExprOp.AND, ExprOp.OR})
 # of kernels that run beside the attention
-_LISTED = (o.Pointwise, o.SumRows, o.ScanTiles, o.CompactTiles, o.RankTile, o.SortItems, o.DealItems)
+_LISTED = (o.Pointwise, o.SumRows, o.CastFrag, o.ScanTiles, o.CompactTiles, o.RankTile, o.SortItems, o.DealItems)
 
 
 @dataclass(frozen=True)
@@ -91,7 +103,7 @@ def written(role: Role) -> Iterator[tuple[Op, int, bool]]:
         if isinstance(node, Block):
             yield from _once(node.ops, "", 1)
         elif node.classes is Classes.BRANCH:
-            yield from ((op, 1, isinstance(step, Guard)) for step in node.step for op in _ops(step))
+            yield from ((op, 1, isinstance(step, Guard)) for step in (*node.step, *node.drain) for op in _ops(step))
         else:
             for cls in classes_of(node):
                 yield from _once(node.step, cls, node.unroll)
@@ -125,11 +137,13 @@ def _bodies(node: Tiles) -> int:
 
 def _count_role(total: _Tally, kernel: Kernel, role: Role) -> None:
     values = {v.name: v for v in role.values}
-    # what a guard computes once more, the compiler may still have from the step before it
+    # what a guard computes once more, the compiler may still have from the step before it, but for what guards assign
+    loops = [node for node in role.item.body if isinstance(node, Tiles)]
+    guarded = [op for loop in loops for s in loop.step if isinstance(s, Guard) for op in s.body]
+    assigned = {s.target for op in guarded if isinstance(op, o.Map) for s in op.body if s.scope is Scope.ROW}
     before = frozenset(
-        node for loop in role.item.body if isinstance(loop, Tiles)
-        for op in loop.step if isinstance(op, o.Map)
-        for s in op.body for node in walk(*s.exprs)
+        node for loop in loops for op in loop.step if isinstance(op, o.Map)
+        for s in op.body for node in walk(*s.exprs) if not variables(node) & assigned
     )  # fmt: skip
     for op, times, rare in written(role):
         match op:
@@ -185,7 +199,9 @@ def _stored(kernel: Kernel, value: Value, op: o.StFrag) -> int:
 def _divisions(kernel: Kernel, role: Role) -> Bounds:
     """Reciprocals of the integer divisions that find batch and head of an item."""
     reads_kv = any(getattr(op, "heads", None) is Heads.KV for op, *_ in written(role))
-    if kernel.work.source in (WorkSource.TABLE, WorkSource.DEVICE_TABLE):
+    if kernel.work.source is WorkSource.TABLE_KEYS:
+        return exactly(0)
+    if kernel.work.source in PERSISTENT:
         return exactly(int(reads_kv))
     return Bounds(int(reads_kv), 3)
 

@@ -26,6 +26,16 @@ _NUMBER = (
     "`attngen.exp`, `log`, `sqrt`, ... instead of the `math` module, `x.float()` or `x.int()` instead of "
     "`float(x)` or `int(x)`"
 )
+_NUMPY = (
+    "`numpy.{name}` is called on a traced value, which has no number yet. Write the function of torch or attngen: "
+    "`torch.tanh(x)`, `torch.where(cond, x, y)`, `attngen.exp(x)`; a numpy array that is read has to be a tensor"
+)
+_NUMPY_OPERATORS = {
+    "add": "add", "subtract": "sub", "multiply": "mul", "divide": "truediv", "true_divide": "truediv",
+    "floor_divide": "floordiv", "remainder": "mod", "less": "lt", "less_equal": "le", "greater": "gt",
+    "greater_equal": "ge", "equal": "eq", "not_equal": "ne", "bitwise_and": "and", "bitwise_or": "or", "power": "pow",
+}  # fmt: skip
+_SWAPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
 _TORCH_DTYPES = {DType.F32: torch.float32, DType.I32: torch.int64, DType.BOOL: torch.bool}
 
 
@@ -48,7 +58,6 @@ class Proxy:
     """Base of the traced values: the operators, and clear errors for what has no meaning on them."""
 
     __slots__ = ("_tracer",)
-    __array_ufunc__ = None  # numpy numbers leave the operation to this class
     _tracer: Tracer
 
     def _value(self) -> Expr:
@@ -111,6 +120,22 @@ class Proxy:
                 f"`.{name}` is not supported on a traced value. Supported: {_supported()}"
             )
         return lambda *args, **kwargs: apply(self._tracer, name, (self, *args), kwargs)
+
+    def __array_ufunc__(self, function: Any, method: str, *given: Any, **how: object) -> Scalar:
+        """numpy's operators are those of this class; its functions compute numbers, which there are none of yet."""
+        name = _NUMPY_OPERATORS.get(function.__name__)
+        if name is None or method != "__call__" or how or len(given) != 2:
+            raise self._tracer.error(_NUMPY.format(name=function.__name__))
+        one, two = given
+        if isinstance(one, Proxy):
+            return getattr(one, f"__{name}__")(two)  # type: ignore[no-any-return]
+        return getattr(two, f"__{_SWAPPED.get(name, 'r' + name)}__")(one)  # type: ignore[no-any-return]
+
+    def __array_function__(self, function: Any, *_: object) -> NoReturn:
+        raise self._tracer.error(_NUMPY.format(name=function.__name__))
+
+    def __array__(self, *_: object, **how: object) -> NoReturn:
+        raise self._tracer.error(_NUMPY.format(name="array"))
 
     @classmethod
     def __torch_function__(

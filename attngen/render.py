@@ -81,8 +81,10 @@ def wgmma(n: int, a: str, elem: str) -> str:
     first = count + (2 if a == "ss" else 5)  # operand number of `accumulate`
     place = {
         "a": f"%{count}" if a == "ss" else braced(range(count, count + 4)), "b": f"%{first - 1}",
-        "accumulate": f"%{first}", "transpose": f"%{first + 1}",
+        "accumulate": f"%{first}",
     }  # fmt: skip
+    tiles = ["transpose_a", "transpose"] if a == "ss" else ["transpose"]  # of the operands in shared memory
+    place |= {name: f"%{first + 1 + k}" for k, name in enumerate(tiles)}
     macro = getattr(environment().get_template("prelude/wgmma.cuh.jinja").module, a)
     return str(macro(
         name=f"wgmma_m64n{n}k16_{a}_{elem}", instruction=f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{elem}.{elem}",

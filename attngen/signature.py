@@ -15,6 +15,8 @@ from attngen.trace import ShapeRule
 
 HEAD_DIM_STEP, HEAD_DIM_MAX = 8, 256
 VECTOR_BYTES, ELEMENT_BYTES = 16, 2
+CP_ASYNC_BYTES = 4  # the smallest unit of cp.async
+ALIGNMENTS = (2, 4, 8, 16)  # bytes of what copies a row: an element, cp.async, or the copy engine's demand
 
 
 class IoType(Enum):
@@ -43,7 +45,7 @@ class Signature:
     dtype: IoType
     head_dim_qk: int
     head_dim_v: int
-    alignment: int = VECTOR_BYTES  # bytes every row of q, k and v is aligned to
+    alignment: int = VECTOR_BYTES  # bytes that every row of q, k and v starts on a multiple of
     # captured tensors whose last dimension is not contiguous; their arguments say so
     strided: tuple[str, ...] = field(default=(), repr=False)
 
@@ -59,9 +61,9 @@ class Signature:
                     f"{name}={value} is not supported. Allowed: multiples of {HEAD_DIM_STEP} from "
                     f"{HEAD_DIM_STEP} to {HEAD_DIM_MAX}. {_pad_hint(name, value)}"
                 )
-        if self.alignment not in (ELEMENT_BYTES, VECTOR_BYTES):
+        if self.alignment not in ALIGNMENTS:
             raise SignatureError(
-                f"alignment={self.alignment} is not supported. Allowed: {ELEMENT_BYTES}, {VECTOR_BYTES}"
+                f"alignment={self.alignment} is not supported. Allowed: {', '.join(map(str, ALIGNMENTS))}"
             )
 
 
@@ -98,14 +100,16 @@ class Described(Protocol):
     def shape_rules(self) -> tuple[ShapeRule, ...]: ...
 
 
-def is_aligned(t: torch.Tensor) -> bool:
-    """Every row starts on a vector boundary. The stride of a dimension of size 1 is never used."""
-    rows = (
-        s * t.element_size() % VECTOR_BYTES
-        for n, s in zip(t.shape[:-1], t.stride()[:-1], strict=True)
-        if n > 1
-    )
-    return t.data_ptr() % VECTOR_BYTES == 0 and not any(rows)
+def alignment_of(*tensors: torch.Tensor) -> int:
+    """The bytes that every row starts on a multiple of, at most a vector's. The stride of a dimension of size 1 is
+    never used."""
+    every = VECTOR_BYTES
+    for t in tensors:
+        every |= t.data_ptr()
+        for n, s in zip(t.shape[:-1], t.stride()[:-1], strict=True):
+            if n > 1:
+                every |= s * t.element_size()
+    return every & -every  # the lowest bit of all
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
@@ -125,8 +129,7 @@ def signature_of(
     dtype = _IO_TYPES.get(q.dtype)
     if dtype is None:
         raise SignatureError(f"q has dtype {q.dtype}. Allowed: float16, bfloat16. Convert q, k and v")
-    alignment = VECTOR_BYTES if is_aligned(q) and is_aligned(k) and is_aligned(v) else ELEMENT_BYTES
-    return Signature(dtype, q.size(-1), v.size(-1), alignment, strided(captures or {}))
+    return Signature(dtype, q.size(-1), v.size(-1), alignment_of(q, k, v), strided(captures or {}))
 
 
 def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: Described) -> Shapes:
@@ -137,8 +140,10 @@ def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: Descr
                 f"{name} has the shape {list(t.shape)}. Allowed: 4 dimensions [batch, heads, seq, head_dim]"
             )
         if t.dtype not in _IO_TYPES:
+            autocast = torch.is_autocast_enabled(t.device.type)
+            more = ": autocast does not convert what attngen is given" if autocast else ""
             raise SignatureError(
-                f"{name} has dtype {t.dtype}. Allowed: float16, bfloat16. Convert q, k and v"
+                f"{name} has dtype {t.dtype}. Allowed: float16, bfloat16. Convert q, k and v{more}"
             )
         if t.stride(-1) != 1 and t.size(-1) > 1 and t.numel():
             raise SignatureError(

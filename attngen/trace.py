@@ -149,6 +149,11 @@ class Tracer:
                 return ex.const(float(value))
         except OverflowError as e:
             raise self.error(f"{e}. Write it as a float, as in `s * 4e9`") from None
+        except TypeError:  # an array of several numbers has none
+            raise self.error(
+                f"{type(value).__name__} of several numbers is used as an operand of a traced value. A score or mask "
+                "function computes one element: make a tensor of it, `table = torch.tensor(values)`, and index that"
+            ) from None
         raise self.error(
             f"{type(value).__name__} value {value!r:.60} is used as an operand of a traced value. Allowed: "
             "traced values, Python numbers, tensors"

@@ -15,7 +15,7 @@ from attngen.evaluate import evaluate
 from attngen.execute import run_into
 from attngen.kernel import Generated
 from attngen.reference import reference, visibility
-from attngen.signature import Shapes, Signature
+from attngen.signature import VECTOR_BYTES, Shapes, Signature
 from attngen.spec import Attention, Normalizer
 
 OUT_FACTOR, OUT_FLOOR = 2.0, 1e-5
@@ -69,11 +69,12 @@ def inputs(shapes: Shapes, signature: Signature, kind: Data, seed: int) -> tuple
 
 
 def _stored(t: Tensor, signature: Signature) -> Tensor:
-    """A contiguous tensor, or for an alignment below a vector one that starts an element late."""
+    """A contiguous tensor, or for an alignment below a vector one that starts so many bytes late."""
     values = t.to(signature.dtype.torch_dtype).contiguous()
-    if signature.alignment == 16:
+    if signature.alignment == VECTOR_BYTES:
         return values
-    room = torch.empty(values.numel() + 1, dtype=values.dtype)[1:]
+    late = signature.alignment // values.element_size()
+    room = torch.empty(values.numel() + late, dtype=values.dtype)[late:]
     return room.view(values.shape).copy_(values)
 
 

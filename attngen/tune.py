@@ -170,7 +170,8 @@ def sample_call(spec: Attention, signature: Signature, target: Target, shapes: S
 
     def tensor(heads: int, length: int, size: int) -> Tensor:
         """With a row stride that is as aligned as the signature says and no more."""
-        stride = size if signature.alignment == VECTOR_BYTES else -(-size // width) * width + 1
+        late = signature.alignment // dtype.itemsize
+        stride = size if signature.alignment == VECTOR_BYTES else -(-size // width) * width + late
         return torch.randn(shapes.B, heads, length, stride, device=on, dtype=dtype)[..., :size]
 
     key = ops.register(spec.variant, spec.shape_rules, target)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from attngen.errors import LaunchError, PassError
 from attngen.expr import Expr, substitute
 from attngen.ir.ops import DealItems, SortItems
-from attngen.ir.schedule import Kernel, Order, Schedule, Tiles, ops_of
+from attngen.ir.schedule import Kernel, Order, Schedule, Tiles, WorkSource, ops_of
 from attngen.ir.walk import integer, value
 from attngen.passes.work_table import ITEM_KEYS
 
@@ -42,18 +42,26 @@ class WorkTable:
     entries: tuple[int, ...]
 
 
+def owned(kernel: Kernel, sizes: Mapping[str, int]) -> tuple[str, int, int]:
+    """The index of a tile that an item is of, how many of them a head has, and the number of heads."""
+    keys = kernel.work.source is WorkSource.TABLE_KEYS
+    length, heads = ("seqlen_k", sizes["heads"] // sizes["group"]) if keys else ("seqlen_q", sizes["heads"])
+    return "n" if keys else "m", -(-sizes[length] // kernel.work.block_m), heads
+
+
 def tile_counts(kernel: Kernel, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """Key tiles of each row tile, from the same expressions that the kernel evaluates."""
+    """Streamed tiles of each owned tile, from the same expressions that the kernel evaluates."""
     role = kernel.roles[0]
     loop = next(n for n in role.item.body if isinstance(n, Tiles))
     end: Expr = loop.ranges[-1].end
     for let in reversed(role.item.lets):
         end = substitute(end, {integer(let.target): let.value})
     env = {integer(name): n for name, n in sizes.items()}
-    counts = [value(end, {**env, integer("m"): m}) for m in range(-(-sizes["seqlen_q"] // kernel.work.block_m))]
+    index, tiles, _ = owned(kernel, sizes)
+    counts = [value(end, {**env, integer(index): tile}) for tile in range(tiles)]
     if None in counts:
         raise PassError(
-            f"{kernel.name}: the number of key tiles depends on more than the row tile; use a device table, or "
+            f"{kernel.name}: the number of tiles of an item depends on more than {index}; use a device table, or "
             "order=ascending"
         )
     return tuple(n for n in counts if n is not None)
@@ -61,9 +69,10 @@ def tile_counts(kernel: Kernel, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 def work_table(kernel: Kernel, sizes: Mapping[str, int], head_bytes: int, ctas: int) -> WorkTable:
     """`head_bytes`: keys and values of one key head. `ctas`: CTAs of the grid."""
-    heads = [(h, b) for b in range(sizes["batch"]) for h in range(sizes["heads"])]
+    _, rows, count = owned(kernel, sizes)
+    heads = [(h, b) for b in range(sizes["batch"]) for h in range(count)]
     block_n = next(b for b in kernel.buffers if b.slots > 1 or b.name == "sK").layout.rows
-    rows = -(-sizes["seqlen_q"] // kernel.work.block_m)
+    group = sizes["group"] if count == sizes["heads"] else 1
     counts: tuple[int, ...] = ()
     sections: tuple[int, ...] = SECTION_MEGABYTES
     if kernel.work.order is Order.LONGEST_FIRST:
@@ -74,7 +83,7 @@ def work_table(kernel: Kernel, sizes: Mapping[str, int], head_bytes: int, ctas: 
         items = [(m, h, b) for h, b in heads for m in range(rows)]
         bins = [items[c::ctas] for c in range(ctas)]
     else:
-        bins = _balanced(counts, heads, sizes["group"], head_bytes, block_n, ctas, sections)
+        bins = _balanced(counts, heads, group, head_bytes, block_n, ctas, sections)
     rounds = max(map(len, bins))
     entries: list[int] = []
     for k in range(rounds):

@@ -3,7 +3,7 @@
 // signature  Signature(dtype=<IoType.BF16: 'bf16'>, head_dim_qk=64, head_dim_v=64, alignment=16)
 // config     attn_bwd_keys m64n64w4 s2 ctas2, attn_bwd_queries m128n48w4 s2 ctas2
 // kernel     attn_bwd_rows: 256 threads, 0 bytes of dynamic shared memory
-// kernel     attn_bwd_keys: 128 threads, 49152 bytes of dynamic shared memory
+// kernel     attn_bwd_keys: 128 threads, 50176 bytes of dynamic shared memory
 // kernel     attn_bwd_queries: 128 threads, 57344 bytes of dynamic shared memory
 // compile    nvrtc --gpu-architecture=sm_80 --std=c++17 --fmad=false --ptxas-options=-v
 // attn_bwd_keys: tiles of keys own their sums; closed forms of the mask, query tiles masked and full
@@ -43,13 +43,6 @@ DI float ld_f32(const float* p) {
   return x;
 }
 
-// ld.global.nc.b16, a bf16 as the upper half of an f32
-DI float ld_bf16(const u16* p) {
-  float x;
-  asm("{\n.reg .b16 lo, hi;\nmov.b16 lo, 0;\nld.global.nc.b16 hi, [%1];\nmov.b32 %0, {lo, hi};\n}" : "=f"(x) : "l"(p));
-  return x;
-}
-
 // st.global.f32
 DI void st_f32(float* p, float x) { asm volatile("st.global.f32 [%0], %1;" ::"l"(p), "f"(x) : "memory"); }
 
@@ -65,6 +58,11 @@ DI void ld_shared_v4(u32& x0, u32& x1, u32& x2, u32& x3, u32 addr) {
 
 // st.shared.u32: addr a multiple of 4
 DI void st_shared_u32(u32 addr, u32 x) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(addr), "r"(x) : "memory"); }
+
+// ld.shared.v2.f32: 8 bytes, addr a multiple of 8
+DI void ld_shared_v2_f32(float& x0, float& x1, u32 addr) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x0), "=f"(x1) : "r"(addr) : "memory");
+}
 
 // ex2.approx.ftz.f32: 2^x
 DI float exp2_approx(float x) {
@@ -105,6 +103,9 @@ DI u32 pack_bf16x2(float lo, float hi) {
   return x;
 }
 
+// element `which` (0: bits 0..15) of a pair as float
+DI float unpack_bf16x2(u32 x, int which) { return __uint_as_float(which ? x & 0xffff0000u : x << 16); }
+
 // shfl.sync.bfly.b32: x of lane ^ mask
 DI float shfl_xor_f32(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
 
@@ -123,9 +124,19 @@ DI i64 opaque_s64(i64 x) {
   return x;
 }
 
+// ld.global.nc.v4.u32, a multiple of 16 bytes
+DI void ld_v4_u32(u32& x0, u32& x1, u32& x2, u32& x3, const void* p) {
+  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x0), "=r"(x1), "=r"(x2), "=r"(x3) : "l"(p));
+}
+
 // cp.async.cg.shared.global: 16 bytes; src_bytes is 16, or 0 to write zeros and leave src unread
 DI void cp_async_16(u32 dst, const void* src, int src_bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(src_bytes) : "memory");
+}
+
+// cp.async.ca.shared.global: 4 bytes, both addresses multiples of 4; src_bytes is 4 or 0
+DI void cp_async_4(u32 dst, const void* src, int src_bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(dst), "l"(src), "r"(src_bytes) : "memory");
 }
 
 // cp.async.commit_group: this thread's copies since the last commit become a group
@@ -156,6 +167,8 @@ struct attn_bwd_rows_params {
   const float* dlse;
   float* d_sink;
   float* delta;
+  float* lse_rows;
+  float* delta_rows;
   const float* sink;
   i64 out_s0;
   i64 out_s1;
@@ -175,6 +188,10 @@ struct attn_bwd_rows_params {
   i64 d_sink_s1;
   i64 delta_s0;
   i64 delta_s1;
+  i64 lse_rows_s0;
+  i64 lse_rows_s1;
+  i64 delta_rows_s0;
+  i64 delta_rows_s1;
   i64 sink_s0;
   int out_n0;
   int out_n1;
@@ -199,23 +216,38 @@ static_assert(sizeof(attn_bwd_rows_params) <= 4096, "parameters exceed what a la
 extern "C" __global__ void __launch_bounds__(256, 1) attn_bwd_rows(const __grid_constant__ attn_bwd_rows_params p) {
   const int tid = thread_id(), warp = uniform(tid / 32), lane = tid % 32, quad = lane % 4;
   const u32 smem = smem_base();
-  const i64 row = (i64)cta_id() * 8 + warp;
-  if (row >= (i64)p.batch * p.heads * p.seqlen_q) return;
-  const int i = (int)(row % p.seqlen_q), h = (int)(row / p.seqlen_q % p.heads), b = (int)(row / p.seqlen_q / p.heads);
-  // R1 sum_rows cols=64
+  const int blocks = (p.seqlen_q + 31) / 32;
+  const int own = cta_id() % blocks * 32 + tid / 8, bh = cta_id() / blocks, h = bh % p.heads, b = bh / p.heads;
+  const int i = min_s32(own, p.seqlen_q - 1);
+  // R1 sum_rows cols=64 lanes=8 at_once
   {
+    const int j0 = lane % 8 * 8;
     float dot = 0.0f;
-    _Pragma("unroll 4") for (int j = lane; j < 64; j += 32) {
-      // dot += dout[b, h, i, j] * out[b, h, i, j]
-      dot += (ld_bf16(p.dout + (i64)b * p.dout_s0 + (i64)h * p.dout_s1 + (i64)i * p.dout_s2 + (i64)j * p.dout_s3) * ld_bf16(p.out + (i64)b * p.out_s0 + (i64)h * p.out_s1 + (i64)i * p.out_s2 + (i64)j * p.out_s3));
+    u32 dout_at[4] = {};
+    u32 out_at[4] = {};
+    if (j0 < 64) {
+      ld_v4_u32(dout_at[0], dout_at[1], dout_at[2], dout_at[3], p.dout + (i64)b * p.dout_s0 + (i64)h * p.dout_s1 + (i64)i * p.dout_s2 + j0);
+      ld_v4_u32(out_at[0], out_at[1], out_at[2], out_at[3], p.out + (i64)b * p.out_s0 + (i64)h * p.out_s1 + (i64)i * p.out_s2 + j0);
     }
-    _Pragma("unroll") for (int step = 16; step > 0; step /= 2) dot += shfl_xor_f32(dot, step);
-    if (lane == 0) {
+    _Pragma("unroll") for (int ei = 0; ei < 8; ++ei) {
+      const int j = j0 + ei;
+      if (true) {
+        // dot += dout[b, h, i, j] * out[b, h, i, j]
+        dot += (unpack_bf16x2(dout_at[ei / 2], ei % 2) * unpack_bf16x2(out_at[ei / 2], ei % 2));
+      }
+    }
+    _Pragma("unroll") for (int step = 8 / 2; step > 0; step /= 2) dot += shfl_xor_f32(dot, step);
+    if (lane % 8 == 0 && own < p.seqlen_q) {
       // delta = dot - dlse[b, h, i]
       st_f32(p.delta + (i64)b * p.delta_s0 + (i64)h * p.delta_s1 + i, (dot - ld_f32(p.dlse + (i64)b * p.dlse_s0 + (i64)h * p.dlse_s1 + (i64)i * p.dlse_s2)));
       // d_sink = exp2((sink[min(h, sink_n0 - 1)] - where(lse[b, h, i] == -inf, 0.0, lse[b, h, i])) * 1.4426950408889634) * -(dot - dlse[b, h, i])
       const float v0 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + (i64)i * p.lse_s2);
       st_f32(p.d_sink + (i64)b * p.d_sink_s0 + (i64)h * p.d_sink_s1 + i, (exp2_approx(((ld_f32(p.sink + (i64)min_s32(h, (p.sink_n0 - 1)) * p.sink_s0) - ((v0 == -INF) ? 0.0f : v0)) * 1.4426950408889634f)) * (-(dot - ld_f32(p.dlse + (i64)b * p.dlse_s0 + (i64)h * p.dlse_s1 + (i64)i * p.dlse_s2)))));
+      // lse_rows = where(lse[b, h, i] == -inf, 0.0, lse[b, h, i])
+      const float v1 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + (i64)i * p.lse_s2);
+      st_f32(p.lse_rows + (i64)b * p.lse_rows_s0 + (i64)h * p.lse_rows_s1 + i, ((v1 == -INF) ? 0.0f : v1));
+      // delta_rows = dot - dlse[b, h, i]
+      st_f32(p.delta_rows + (i64)b * p.delta_rows_s0 + (i64)h * p.delta_rows_s1 + i, (dot - ld_f32(p.dlse + (i64)b * p.dlse_s0 + (i64)h * p.dlse_s1 + (i64)i * p.dlse_s2)));
     }
   }
 }
@@ -225,8 +257,8 @@ struct attn_bwd_keys_params {
   const u16* k;
   const u16* v;
   const u16* dout;
-  const float* lse;
-  float* delta;
+  float* lse_rows;
+  float* delta_rows;
   u16* dv;
   u16* dk;
   const float* slopes;
@@ -243,10 +275,10 @@ struct attn_bwd_keys_params {
   i64 dout_s1;
   i64 dout_s2;
   i64 dout_s3;
-  i64 lse_s0;
-  i64 lse_s1;
-  i64 delta_s0;
-  i64 delta_s1;
+  i64 lse_rows_s0;
+  i64 lse_rows_s1;
+  i64 delta_rows_s0;
+  i64 delta_rows_s1;
   i64 dv_s0;
   i64 dv_s1;
   i64 dv_s2;
@@ -258,9 +290,12 @@ struct attn_bwd_keys_params {
   int dout_n1;
   int dout_n2;
   int dout_n3;
-  int delta_n0;
-  int delta_n1;
-  int delta_n2;
+  int lse_rows_n0;
+  int lse_rows_n1;
+  int lse_rows_n2;
+  int delta_rows_n0;
+  int delta_rows_n1;
+  int delta_rows_n2;
   int slopes_n0;
   int batch;
   int heads;
@@ -293,7 +328,6 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
   const int u1 = (p.seqlen_k - p.seqlen_q);
   const float u3 = (p.scale * 0.09617966939259756f);
   const float u5 = f32_of_s32((p.seqlen_k - p.seqlen_q));
-  const int u9 = (p.seqlen_q - 1);
   const int u_0 = ((0 < end0) ? 0 : (-end0));
   const int g_0 = s32_of_f32(((f32_of_s32(u_0) + 0.5f) * rcp_approx(f32_of_s32(((0 < end0) ? masked : full)))));
   const int c_0 = (u_0 - (g_0 * ((0 < end0) ? masked : full)));
@@ -308,7 +342,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
   float factor[2];
   // P1 cp_async dst=sK src=k heads=kv row={n * 64} limit={seqlen_k}
   {
-    const u32 c = opaque_u32(tid), ch = c % 8, r0 = c / 8, to = (smem + 32768) + r0 * 128 + ((ch ^ (r0 >> 0 & 7)) << 4);
+    const u32 c = opaque_u32(tid), ch = c % 8, r0 = c / 8, to = (smem + 33792) + r0 * 128 + ((ch ^ (r0 >> 0 & 7)) << 4);
     const i64 stride = opaque_s64(p.k_s2);
     const int row0 = (n * 64) + (int)r0;
     const u16* from = k_bh + row0 * stride + 8 * ch;
@@ -323,7 +357,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
   }
   // P2 cp_async dst=sV src=v heads=kv row={n * 64} limit={seqlen_k}
   {
-    const u32 c = opaque_u32(tid), ch = c % 8, r0 = c / 8, to = (smem + 40960) + r0 * 128 + ((ch ^ (r0 >> 0 & 7)) << 4);
+    const u32 c = opaque_u32(tid), ch = c % 8, r0 = c / 8, to = (smem + 41984) + r0 * 128 + ((ch ^ (r0 >> 0 & 7)) << 4);
     const i64 stride = opaque_s64(p.v_s2);
     const int row0 = (n * 64) + (int)r0;
     const u16* from = v_bh + row0 * stride + 8 * ch;
@@ -339,7 +373,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
   // P3 cp_async when={0 < end1} dst=sQ[0%2] src=q heads=q row={m_0 * 64} limit={seqlen_q} first={seen_lo} head={h_0}
   if ((0 < end1)) {
     {
-      const u32 c = opaque_u32(tid), ch = c % 8, r0 = c / 8, to = (smem + 0 + (0 & 1) * 8192) + r0 * 128 + ((ch ^ (r0 >> 0 & 7)) << 4);
+      const u32 c = opaque_u32(tid), ch = c % 8, r0 = c / 8, to = (smem + 1024 + (0 & 1) * 8192) + r0 * 128 + ((ch ^ (r0 >> 0 & 7)) << 4);
       const i64 stride = opaque_s64(p.q_s2);
       const int row0 = (m_0 * 64) + (int)r0;
       const u16* from = (p.q + (i64)b * p.q_s0 + (i64)(h_0) * p.q_s1) + row0 * stride + 8 * ch;
@@ -356,7 +390,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
   // P4 cp_async when={0 < end1} dst=sdOut[0%2] src=dout heads=q row={m_0 * 64} limit={seqlen_q} first={seen_lo} head={h_0}
   if ((0 < end1)) {
     {
-      const u32 c = opaque_u32(tid), ch = c % 8, r0 = c / 8, to = (smem + 16384 + (0 & 1) * 8192) + r0 * 128 + ((ch ^ (r0 >> 0 & 7)) << 4);
+      const u32 c = opaque_u32(tid), ch = c % 8, r0 = c / 8, to = (smem + 17408 + (0 & 1) * 8192) + r0 * 128 + ((ch ^ (r0 >> 0 & 7)) << 4);
       const i64 stride = opaque_s64(p.dout_s2);
       const int row0 = (m_0 * 64) + (int)r0;
       const u16* from = (p.dout + (i64)b * p.dout_s0 + (i64)(h_0) * p.dout_s1) + row0 * stride + 8 * ch;
@@ -370,11 +404,25 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
       }
     }
   }
-  // PC0 cp_commit group=KVQdOut
+  // P5 cp_vector when={0 < end1} dst=sLse_rows[0%2] src=lse_rows row={m_0 * 64} limit={seqlen_q} head={h_0}
+  if ((0 < end1)) {
+    if (tid < 64) {
+      const int at = (m_0 * 64) + tid;
+      cp_async_4((smem + 0 + (0 & 1) * 256) + 4 * tid, (p.lse_rows + (i64)b * p.lse_rows_s0 + (i64)(h_0) * p.lse_rows_s1) + at, at < p.seqlen_q ? 4 : 0);
+    }
+  }
+  // P6 cp_vector when={0 < end1} dst=sDelta_rows[0%2] src=delta_rows row={m_0 * 64} limit={seqlen_q} head={h_0}
+  if ((0 < end1)) {
+    if (tid < 64) {
+      const int at = (m_0 * 64) + tid;
+      cp_async_4((smem + 512 + (0 & 1) * 256) + 4 * tid, (p.delta_rows + (i64)b * p.delta_rows_s0 + (i64)(h_0) * p.delta_rows_s1) + at, at < p.seqlen_q ? 4 : 0);
+    }
+  }
+  // PC0 cp_commit group=KVQdOutLse_rowsDelta_rows
   cp_async_commit();
-  // P5 fill dst=rdV value={0.0}
+  // P7 fill dst=rdV value={0.0}
   _Pragma("unroll") for (int at = 0; at < 32; ++at) rdV[at] = 0.0f;
-  // P6 fill dst=rdK_sum value={0.0}
+  // P8 fill dst=rdK_sum value={0.0}
   _Pragma("unroll") for (int at = 0; at < 32; ++at) rdK_sum[at] = 0.0f;
   int t = 0;
   // range masked, full
@@ -390,14 +438,14 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
     const int m_next = (((t + 1) < end0) ? (m_lo + ((c_next < before) ? c_next : (c_next + full))) : (full_lo + c_next));
     const int h_next = ((hkv * p.group) + g_next);
     const float u4 = ld_f32(p.slopes + (i64)min_s32(h, (p.slopes_n0 - 1)) * p.slopes_s0);
-    // W0 cp_wait group=KVQdOut pending=0
+    // W0 cp_wait group=KVQdOutLse_rowsDelta_rows pending=0
     cp_async_wait<0>();
     // W0s cta_sync
     cta_sync();
     // S1 cp_async when={t + 1 < end1} dst=sQ[(t+1)%2] src=q heads=q row={m_next * 64} limit={seqlen_q} first={seen_lo} head={h_next}
     if (((t + 1) < end1)) {
       {
-        const u32 c = opaque_u32(tid), ch = c % 8, r0 = c / 8, to = (smem + 0 + ((t + 1) & 1) * 8192) + r0 * 128 + ((ch ^ (r0 >> 0 & 7)) << 4);
+        const u32 c = opaque_u32(tid), ch = c % 8, r0 = c / 8, to = (smem + 1024 + ((t + 1) & 1) * 8192) + r0 * 128 + ((ch ^ (r0 >> 0 & 7)) << 4);
         const i64 stride = opaque_s64(p.q_s2);
         const int row0 = (m_next * 64) + (int)r0;
         const u16* from = (p.q + (i64)b * p.q_s0 + (i64)(h_next) * p.q_s1) + row0 * stride + 8 * ch;
@@ -414,7 +462,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
     // S2 cp_async when={t + 1 < end1} dst=sdOut[(t+1)%2] src=dout heads=q row={m_next * 64} limit={seqlen_q} first={seen_lo} head={h_next}
     if (((t + 1) < end1)) {
       {
-        const u32 c = opaque_u32(tid), ch = c % 8, r0 = c / 8, to = (smem + 16384 + ((t + 1) & 1) * 8192) + r0 * 128 + ((ch ^ (r0 >> 0 & 7)) << 4);
+        const u32 c = opaque_u32(tid), ch = c % 8, r0 = c / 8, to = (smem + 17408 + ((t + 1) & 1) * 8192) + r0 * 128 + ((ch ^ (r0 >> 0 & 7)) << 4);
         const i64 stride = opaque_s64(p.dout_s2);
         const int row0 = (m_next * 64) + (int)r0;
         const u16* from = (p.dout + (i64)b * p.dout_s0 + (i64)(h_next) * p.dout_s1) + row0 * stride + 8 * ch;
@@ -428,14 +476,28 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
         }
       }
     }
-    // C0 cp_commit group=QdOut
+    // S3 cp_vector when={t + 1 < end1} dst=sLse_rows[(t+1)%2] src=lse_rows row={m_next * 64} limit={seqlen_q} head={h_next}
+    if (((t + 1) < end1)) {
+      if (tid < 64) {
+        const int at = (m_next * 64) + tid;
+        cp_async_4((smem + 0 + ((t + 1) & 1) * 256) + 4 * tid, (p.lse_rows + (i64)b * p.lse_rows_s0 + (i64)(h_next) * p.lse_rows_s1) + at, at < p.seqlen_q ? 4 : 0);
+      }
+    }
+    // S4 cp_vector when={t + 1 < end1} dst=sDelta_rows[(t+1)%2] src=delta_rows row={m_next * 64} limit={seqlen_q} head={h_next}
+    if (((t + 1) < end1)) {
+      if (tid < 64) {
+        const int at = (m_next * 64) + tid;
+        cp_async_4((smem + 512 + ((t + 1) & 1) * 256) + 4 * tid, (p.delta_rows + (i64)b * p.delta_rows_s0 + (i64)(h_next) * p.delta_rows_s1) + at, at < p.seqlen_q ? 4 : 0);
+      }
+    }
+    // C0 cp_commit group=QdOutLse_rowsDelta_rows
     cp_async_commit();
-    // S3 mma_sync d=rS a=sK b=sQ[t%2].T zero
+    // S5 mma_sync d=rS a=sK b=sQ[t%2].T zero
     _Pragma("unroll") for (int at = 0; at < 32; ++at) rS[at] = 0.0f;
     {
       const u32 at_lane = opaque_u32(lane), ar = warp * 16 + at_lane % 16, ac = at_lane / 16, ax = ar >> 0 & 7;
       const u32 br = at_lane % 8 + at_lane / 16 * 8, bc = at_lane / 8 % 2, bx = br >> 0 & 7;
-      const u32 a_lane = (smem + 32768) + ar * 128, b_lane = (smem + 0 + (t & 1) * 8192) + br * 128;
+      const u32 a_lane = (smem + 33792) + ar * 128, b_lane = (smem + 1024 + (t & 1) * 8192) + br * 128;
       _Pragma("unroll 4") for (int kk = 0; kk < 4; ++kk) {
         u32 fa[1][4], fb[4];
         _Pragma("unroll") for (int mi = 0; mi < 1; ++mi) ldmatrix_x4(fa[mi][0], fa[mi][1], fa[mi][2], fa[mi][3], a_lane + mi * 16 * 128 + ((2 * kk + ac ^ ax) << 4));
@@ -449,12 +511,12 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
         }
       }
     }
-    // S4 mma_sync d=rdP a=sV b=sdOut[t%2].T zero
+    // S6 mma_sync d=rdP a=sV b=sdOut[t%2].T zero
     _Pragma("unroll") for (int at = 0; at < 32; ++at) rdP[at] = 0.0f;
     {
       const u32 at_lane = opaque_u32(lane), ar = warp * 16 + at_lane % 16, ac = at_lane / 16, ax = ar >> 0 & 7;
       const u32 br = at_lane % 8 + at_lane / 16 * 8, bc = at_lane / 8 % 2, bx = br >> 0 & 7;
-      const u32 a_lane = (smem + 40960) + ar * 128, b_lane = (smem + 16384 + (t & 1) * 8192) + br * 128;
+      const u32 a_lane = (smem + 41984) + ar * 128, b_lane = (smem + 17408 + (t & 1) * 8192) + br * 128;
       _Pragma("unroll 4") for (int kk = 0; kk < 4; ++kk) {
         u32 fa[1][4], fb[4];
         _Pragma("unroll") for (int mi = 0; mi < 1; ++mi) ldmatrix_x4(fa[mi][0], fa[mi][1], fa[mi][2], fa[mi][3], a_lane + mi * 16 * 128 + ((2 * kk + ac ^ ax) << 4));
@@ -468,15 +530,13 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
         }
       }
     }
-    // S5 map only=masked over=rS  # score softcap(30), alibi, causal, sink
+    // S7 map only=masked over=rS copies=(sLse_rows[t%2];sDelta_rows[t%2])  # score softcap(30), alibi, causal, sink
     if (t < end0) {
       {
         bool u0[2];
         int u2[2];
         float u6[2];
         float u7[2];
-        float u10[2];
-        float u11[2];
         float packed[2];
         float packed1[2];
         const int i0 = m * 64 + 2 * quad;
@@ -488,16 +548,16 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
           u7[ri] = j_f;
         }
         _Pragma("unroll") for (int ci = 0; ci < 8; ++ci) {
+          float sLse_rows_at[2];
+          ld_shared_v2_f32(sLse_rows_at[0], sLse_rows_at[1], (smem + 0 + (t & 1) * 256) + 32 * ci + 8 * quad);
+          float sDelta_rows_at[2];
+          ld_shared_v2_f32(sDelta_rows_at[0], sDelta_rows_at[1], (smem + 512 + (t & 1) * 256) + 32 * ci + 8 * quad);
           _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
             const int i = i0 + 8 * ci + ei;
             const float i_f = i0_f + (float)(8 * ci + ei);
-            const int v0 = min_s32(i, u9);
-            const float v1 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + (i64)v0);
             u0[ei] = (i < p.seqlen_q);
             u2[ei] = (i + u1);
             u6[ei] = (i_f + u5);
-            u10[ei] = ((v1 == -INF) ? 0.0f : v1);
-            u11[ei] = ld_f32(p.delta + (i64)b * p.delta_s0 + (i64)h * p.delta_s1 + (i64)v0);
           }
           _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
@@ -505,9 +565,9 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
               const int j = j0 + 8 * ri;
               const bool v0 = (u0[ei] && (j <= u2[ei]));
               const float v1 = (1.0f - (rcp_approx((1.0f + exp2_approx((rS[at] * u3)))) * 2.0f));
-              const float v2 = exp2_approx(((((30.0f * v1) - (u4 * abs_f32((u6[ei] - u7[ri])))) - u10[ei]) * 1.4426950408889634f));
+              const float v2 = exp2_approx(((((30.0f * v1) - (u4 * abs_f32((u6[ei] - u7[ri])))) - sLse_rows_at[ei]) * 1.4426950408889634f));
               packed[ei] = (v0 ? v2 : 0.0f);
-              packed1[ei] = (v0 ? ((v2 * (rdP[at] - u11[ei])) * (1.0f - (v1 * v1))) : 0.0f);
+              packed1[ei] = (v0 ? ((v2 * (rdP[at] - sDelta_rows_at[ei])) * (1.0f - (v1 * v1))) : 0.0f);
             }
             rP[ri / 2 * 16 + 2 * ci + ri % 2] = pack_bf16x2(packed[0], packed[1]);
             rdS[ri / 2 * 16 + 2 * ci + ri % 2] = pack_bf16x2(packed1[0], packed1[1]);
@@ -515,13 +575,11 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
         }
       }
     }
-    // S6 map only=full over=rS  # score softcap(30), alibi, causal, sink
+    // S8 map only=full over=rS copies=(sLse_rows[t%2];sDelta_rows[t%2])  # score softcap(30), alibi, causal, sink
     if (t >= end0) {
       {
-        float u12[2];
-        float u13[2];
-        float u14[2];
-        float u15[2];
+        float u9[2];
+        float u10[2];
         float packed[2];
         float packed1[2];
         const int i0 = m * 64 + 2 * quad;
@@ -530,25 +588,24 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
         const float j0_f = f32_of_s32(j0);
         _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
           const float j_f = j0_f + (float)(8 * ri);
-          u13[ri] = j_f;
+          u10[ri] = j_f;
         }
         _Pragma("unroll") for (int ci = 0; ci < 8; ++ci) {
+          float sLse_rows_at[2];
+          ld_shared_v2_f32(sLse_rows_at[0], sLse_rows_at[1], (smem + 0 + (t & 1) * 256) + 32 * ci + 8 * quad);
+          float sDelta_rows_at[2];
+          ld_shared_v2_f32(sDelta_rows_at[0], sDelta_rows_at[1], (smem + 512 + (t & 1) * 256) + 32 * ci + 8 * quad);
           _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
-            const int i = i0 + 8 * ci + ei;
             const float i_f = i0_f + (float)(8 * ci + ei);
-            const int v0 = min_s32(i, u9);
-            const float v1 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + (i64)v0);
-            u12[ei] = (i_f + u5);
-            u14[ei] = ((v1 == -INF) ? 0.0f : v1);
-            u15[ei] = ld_f32(p.delta + (i64)b * p.delta_s0 + (i64)h * p.delta_s1 + (i64)v0);
+            u9[ei] = (i_f + u5);
           }
           _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
               const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
               const float v0 = (1.0f - (rcp_approx((1.0f + exp2_approx((rS[at] * u3)))) * 2.0f));
-              const float v1 = exp2_approx(((((30.0f * v0) - (u4 * abs_f32((u12[ei] - u13[ri])))) - u14[ei]) * 1.4426950408889634f));
+              const float v1 = exp2_approx(((((30.0f * v0) - (u4 * abs_f32((u9[ei] - u10[ri])))) - sLse_rows_at[ei]) * 1.4426950408889634f));
               packed[ei] = v1;
-              packed1[ei] = ((v1 * (rdP[at] - u15[ei])) * (1.0f - (v0 * v0)));
+              packed1[ei] = ((v1 * (rdP[at] - sDelta_rows_at[ei])) * (1.0f - (v0 * v0)));
             }
             rP[ri / 2 * 16 + 2 * ci + ri % 2] = pack_bf16x2(packed[0], packed[1]);
             rdS[ri / 2 * 16 + 2 * ci + ri % 2] = pack_bf16x2(packed1[0], packed1[1]);
@@ -556,10 +613,10 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
         }
       }
     }
-    // S7 mma_sync d=rdV a=rP b=sdOut[t%2]
+    // S9 mma_sync d=rdV a=rP b=sdOut[t%2]
     {
       const u32 at_lane = opaque_u32(lane), br = at_lane % 16, bc = at_lane / 16, bx = br >> 0 & 7;
-      const u32 b_lane = (smem + 16384 + (t & 1) * 8192) + br * 128;
+      const u32 b_lane = (smem + 17408 + (t & 1) * 8192) + br * 128;
       _Pragma("unroll") for (int kk = 0; kk < 4; ++kk) {
         u32 fb[4];
         _Pragma("unroll") for (int nj = 0; nj < 4; ++nj) {
@@ -572,10 +629,10 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_keys(const __grid_
         }
       }
     }
-    // S8 mma_sync d=rdK_sum a=rdS b=sQ[t%2]
+    // S10 mma_sync d=rdK_sum a=rdS b=sQ[t%2]
     {
       const u32 at_lane = opaque_u32(lane), br = at_lane % 16, bc = at_lane / 16, bx = br >> 0 & 7;
-      const u32 b_lane = (smem + 0 + (t & 1) * 8192) + br * 128;
+      const u32 b_lane = (smem + 1024 + (t & 1) * 8192) + br * 128;
       _Pragma("unroll") for (int kk = 0; kk < 4; ++kk) {
         u32 fb[4];
         _Pragma("unroll") for (int nj = 0; nj < 4; ++nj) {

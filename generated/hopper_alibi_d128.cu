@@ -5,7 +5,7 @@
 // kernel     attn_fwd: 512 threads, 180304 bytes of dynamic shared memory
 // compile    nvrtc --gpu-architecture=sm_90a --std=c++17 --fmad=false --ptxas-options=-v
 // tile: 192 rows = 3 x 64, 80 keys
-// estimate: simulated 1982 cycles a step, what binds: ports; busy: tensor 97 %, mufu 67 %, ports 100 %, copy 59 %; 1781 cycles an item beside its steps
+// estimate: simulated 1982 cycles a step, what binds: ports; busy: tensor 97 %, mufu 67 %, ports 100 %, copy 59 %; 1766 cycles an item beside its steps
 // bound: no order of these ops takes less than 1982 cycles a step, what binds: ports; cycles needed: ports 1982, tensor 1920, copy 1170, longest recurrence 1848
 // products: rO of the tile before, then rS, at the head of a step: rO runs beside the softmax of the next tile
 // turns: 3 warpgroups issue their products in turn: the softmax of one runs beside the products of another
@@ -200,8 +200,8 @@ template <int TB> DI void wgmma_m64n128k16_rs_bf16(float (&d)[64], u32 a0, u32 a
 }
 
 // wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16: d = a b (accumulate 0) or d += a b; both in shared memory
-template <int TB> DI void wgmma_m64n80k16_ss_bf16(float (&d)[40], u64 a, u64 b, int accumulate) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %42, 0;\nwgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39}, %40, %41, p, 1, 1, 0, %43;\n}" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]) : "l"(a), "l"(b), "r"(accumulate), "n"(TB));
+template <int TA, int TB> DI void wgmma_m64n80k16_ss_bf16(float (&d)[40], u64 a, u64 b, int accumulate) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %42, 0;\nwgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39}, %40, %41, p, 1, 1, %43, %44;\n}" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]) : "l"(a), "l"(b), "r"(accumulate), "n"(TA), "n"(TB));
 }
 
 struct attn_fwd_params {
@@ -305,7 +305,6 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
     u32 rP[20];
     float rO[64];
     float x[2];
-    float r_ref[2];
     float a[2];
     float l_t[2];
     float inv[2];
@@ -341,14 +340,14 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
       // P4 open
       wgmma_fence();
       // P5 wgmma d=rS a=sQ[w] b=sK[0].T group=g1 zero
-      wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010c40ull, 0);
-      wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010c42ull, 1);
-      wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010c44ull, 1);
-      wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010c46ull, 1);
-      wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010640ull + (u64)(w * 512), 0x4000004000010ec0ull, 1);
-      wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010642ull + (u64)(w * 512), 0x4000004000010ec2ull, 1);
-      wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010644ull + (u64)(w * 512), 0x4000004000010ec4ull, 1);
-      wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010646ull + (u64)(w * 512), 0x4000004000010ec6ull, 1);
+      wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010c40ull, 0);
+      wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010c42ull, 1);
+      wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010c44ull, 1);
+      wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010c46ull, 1);
+      wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010640ull + (u64)(w * 512), 0x4000004000010ec0ull, 1);
+      wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010642ull + (u64)(w * 512), 0x4000004000010ec2ull, 1);
+      wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010644ull + (u64)(w * 512), 0x4000004000010ec4ull, 1);
+      wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010646ull + (u64)(w * 512), 0x4000004000010ec6ull, 1);
       // P6 commit group=g1
       wgmma_commit();
       // P7 leave ring=tc
@@ -427,8 +426,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
       // P15 map over=rS
       {
         _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
-          r[ri] = x[ri];
-          r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
+          r[ri] = max_f32(x[ri], -3.4028234663852886e+38f);
         }
       }
       // P16 map over=rS
@@ -441,7 +439,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
           _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
               const int at = (ri / 2 * 10 + ci) * 4 + ri % 2 * 2 + ei;
-              const float v0 = exp2_approx((rS[at] - r_ref[ri]));
+              const float v0 = exp2_approx((rS[at] - r[ri]));
               l[ri] += v0;
               packed[ei] = v0;
             }
@@ -511,14 +509,14 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
           wgmma_m64n128k16_rs_bf16<1>(rO, rP[12], rP[13], rP[14], rP[15], 0x40000040028017c0ull, 1);
           wgmma_m64n128k16_rs_bf16<1>(rO, rP[16], rP[17], rP[18], rP[19], 0x4000004002801840ull, 1);
           // S6 wgmma d=rS a=sQ[w] b=sK[k].T group=g2 zero
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000011140ull, 0);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000011142ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000011144ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000011146ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010640ull + (u64)(w * 512), 0x40000040000113c0ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010642ull + (u64)(w * 512), 0x40000040000113c2ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010644ull + (u64)(w * 512), 0x40000040000113c4ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010646ull + (u64)(w * 512), 0x40000040000113c6ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000011140ull, 0);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000011142ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000011144ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000011146ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010640ull + (u64)(w * 512), 0x40000040000113c0ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010642ull + (u64)(w * 512), 0x40000040000113c2ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010644ull + (u64)(w * 512), 0x40000040000113c4ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010646ull + (u64)(w * 512), 0x40000040000113c6ull, 1);
           // S7 commit group=g2
           wgmma_commit();
           // S8 leave ring=tc
@@ -608,7 +606,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S18 guard pred={need} touches=(rS;x;r;r_ref;l;a;l_t;rP)
+          // S18 guard pred={need} touches=(rS;x;r;l;a;l_t;rP)
           if (need) {
             // S18_2 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -628,8 +626,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], x[ri]);
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a[ri] = exp2_approx((r_old[ri] - r[ri]));
                 l[ri] = (l[ri] * a[ri]);
               }
             }
@@ -643,7 +640,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 10 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx((rS[at] - r_ref[ri]));
+                    const float v0 = exp2_approx((rS[at] - r[ri]));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -732,14 +729,14 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
           wgmma_m64n128k16_rs_bf16<1>(rO, rP[12], rP[13], rP[14], rP[15], 0x4000004002801cc0ull, 1);
           wgmma_m64n128k16_rs_bf16<1>(rO, rP[16], rP[17], rP[18], rP[19], 0x4000004002801d40ull, 1);
           // S6 wgmma d=rS a=sQ[w] b=sK[k].T group=g2 zero
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010c40ull, 0);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010c42ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010c44ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010c46ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010640ull + (u64)(w * 512), 0x4000004000010ec0ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010642ull + (u64)(w * 512), 0x4000004000010ec2ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010644ull + (u64)(w * 512), 0x4000004000010ec4ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010646ull + (u64)(w * 512), 0x4000004000010ec6ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010c40ull, 0);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010c42ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010c44ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010c46ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010640ull + (u64)(w * 512), 0x4000004000010ec0ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010642ull + (u64)(w * 512), 0x4000004000010ec2ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010644ull + (u64)(w * 512), 0x4000004000010ec4ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010646ull + (u64)(w * 512), 0x4000004000010ec6ull, 1);
           // S7 commit group=g2
           wgmma_commit();
           // S8 leave ring=tc
@@ -829,7 +826,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S18 guard pred={need} touches=(rS;x;r;r_ref;l;a;l_t;rP)
+          // S18 guard pred={need} touches=(rS;x;r;l;a;l_t;rP)
           if (need) {
             // S18_2 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -849,8 +846,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], x[ri]);
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a[ri] = exp2_approx((r_old[ri] - r[ri]));
                 l[ri] = (l[ri] * a[ri]);
               }
             }
@@ -864,7 +860,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 10 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx((rS[at] - r_ref[ri]));
+                    const float v0 = exp2_approx((rS[at] - r[ri]));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -956,14 +952,14 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
           wgmma_m64n128k16_rs_bf16<1>(rO, rP[12], rP[13], rP[14], rP[15], 0x40000040028017c0ull, 1);
           wgmma_m64n128k16_rs_bf16<1>(rO, rP[16], rP[17], rP[18], rP[19], 0x4000004002801840ull, 1);
           // S6 wgmma d=rS a=sQ[w] b=sK[k].T group=g2 zero
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000011140ull, 0);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000011142ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000011144ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000011146ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010640ull + (u64)(w * 512), 0x40000040000113c0ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010642ull + (u64)(w * 512), 0x40000040000113c2ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010644ull + (u64)(w * 512), 0x40000040000113c4ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010646ull + (u64)(w * 512), 0x40000040000113c6ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000011140ull, 0);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000011142ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000011144ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000011146ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010640ull + (u64)(w * 512), 0x40000040000113c0ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010642ull + (u64)(w * 512), 0x40000040000113c2ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010644ull + (u64)(w * 512), 0x40000040000113c4ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010646ull + (u64)(w * 512), 0x40000040000113c6ull, 1);
           // S7 commit group=g2
           wgmma_commit();
           // S8 leave ring=tc
@@ -1016,7 +1012,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S18 guard pred={need} touches=(rS;x;r;r_ref;l;a;l_t;rP)
+          // S18 guard pred={need} touches=(rS;x;r;l;a;l_t;rP)
           if (need) {
             // S18_1 map only=full over=rS
             {
@@ -1060,8 +1056,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], x[ri]);
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a[ri] = exp2_approx((r_old[ri] - r[ri]));
                 l[ri] = (l[ri] * a[ri]);
               }
             }
@@ -1075,7 +1070,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 10 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx((rS[at] - r_ref[ri]));
+                    const float v0 = exp2_approx((rS[at] - r[ri]));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -1164,14 +1159,14 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
           wgmma_m64n128k16_rs_bf16<1>(rO, rP[12], rP[13], rP[14], rP[15], 0x4000004002801cc0ull, 1);
           wgmma_m64n128k16_rs_bf16<1>(rO, rP[16], rP[17], rP[18], rP[19], 0x4000004002801d40ull, 1);
           // S6 wgmma d=rS a=sQ[w] b=sK[k].T group=g2 zero
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010c40ull, 0);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010c42ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010c44ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010c46ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010640ull + (u64)(w * 512), 0x4000004000010ec0ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010642ull + (u64)(w * 512), 0x4000004000010ec2ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010644ull + (u64)(w * 512), 0x4000004000010ec4ull, 1);
-          wgmma_m64n80k16_ss_bf16<0>(rS, 0x4000004000010646ull + (u64)(w * 512), 0x4000004000010ec6ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010c40ull, 0);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010c42ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010c44ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010c46ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010640ull + (u64)(w * 512), 0x4000004000010ec0ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010642ull + (u64)(w * 512), 0x4000004000010ec2ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010644ull + (u64)(w * 512), 0x4000004000010ec4ull, 1);
+          wgmma_m64n80k16_ss_bf16<0, 0>(rS, 0x4000004000010646ull + (u64)(w * 512), 0x4000004000010ec6ull, 1);
           // S7 commit group=g2
           wgmma_commit();
           // S8 leave ring=tc
@@ -1224,7 +1219,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S18 guard pred={need} touches=(rS;x;r;r_ref;l;a;l_t;rP)
+          // S18 guard pred={need} touches=(rS;x;r;l;a;l_t;rP)
           if (need) {
             // S18_1 map only=full over=rS
             {
@@ -1268,8 +1263,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], x[ri]);
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a[ri] = exp2_approx((r_old[ri] - r[ri]));
                 l[ri] = (l[ri] * a[ri]);
               }
             }
@@ -1283,7 +1277,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 10 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx((rS[at] - r_ref[ri]));
+                    const float v0 = exp2_approx((rS[at] - r[ri]));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }

@@ -5,7 +5,7 @@
 // kernel     attn_fwd: 384 threads, 229456 bytes of dynamic shared memory
 // compile    nvrtc --gpu-architecture=sm_90a --std=c++17 --fmad=false --ptxas-options=-v
 // tile: 128 rows = 2 x 64, 64 keys
-// estimate: simulated 2076 cycles a step, what binds: tensor; busy: tensor 99 %, ports 85 %, copy 90 %; 2531 cycles an item beside its steps
+// estimate: simulated 2076 cycles a step, what binds: tensor; busy: tensor 99 %, ports 85 %, copy 90 %; 2519 cycles an item beside its steps
 // bound: no order of these ops takes less than 2048 cycles a step, what binds: tensor; cycles needed: tensor 2048, copy 1872, ports 1773, longest recurrence 1648
 // products: rS, then rO of the tile before, at the head of a step: rO runs beside the softmax of the next tile
 // turns: 2 warpgroups issue their products in turn: the softmax of one runs beside the products of another
@@ -187,8 +187,8 @@ template <int TB> DI void wgmma_m64n256k16_rs_bf16(float (&d)[128], u32 a0, u32 
 }
 
 // wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16: d = a b (accumulate 0) or d += a b; both in shared memory
-template <int TB> DI void wgmma_m64n64k16_ss_bf16(float (&d)[32], u64 a, u64 b, int accumulate) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, p, 1, 1, 0, %35;\n}" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]) : "l"(a), "l"(b), "r"(accumulate), "n"(TB));
+template <int TA, int TB> DI void wgmma_m64n64k16_ss_bf16(float (&d)[32], u64 a, u64 b, int accumulate) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, p, 1, 1, %35, %36;\n}" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]) : "l"(a), "l"(b), "r"(accumulate), "n"(TA), "n"(TB));
 }
 
 struct attn_fwd_params {
@@ -297,7 +297,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
     u32 rP1[16];
     float rO[128];
     float x[2];
-    float r_ref[2];
     float a[2];
     float l_t[2];
     float inv[2];
@@ -333,22 +332,22 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
       // P4 open
       wgmma_fence();
       // P5 wgmma d=rS a=sQ[w] b=sK[0].T group=g1 zero
-      wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000011040ull, 0);
-      wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000011042ull, 1);
-      wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000011044ull, 1);
-      wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000011046ull, 1);
-      wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010440ull + (u64)(w * 512), 0x4000004000011240ull, 1);
-      wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010442ull + (u64)(w * 512), 0x4000004000011242ull, 1);
-      wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010444ull + (u64)(w * 512), 0x4000004000011244ull, 1);
-      wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010446ull + (u64)(w * 512), 0x4000004000011246ull, 1);
-      wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010840ull + (u64)(w * 512), 0x4000004000011440ull, 1);
-      wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010842ull + (u64)(w * 512), 0x4000004000011442ull, 1);
-      wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010844ull + (u64)(w * 512), 0x4000004000011444ull, 1);
-      wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010846ull + (u64)(w * 512), 0x4000004000011446ull, 1);
-      wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010c40ull + (u64)(w * 512), 0x4000004000011640ull, 1);
-      wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010c42ull + (u64)(w * 512), 0x4000004000011642ull, 1);
-      wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010c44ull + (u64)(w * 512), 0x4000004000011644ull, 1);
-      wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010c46ull + (u64)(w * 512), 0x4000004000011646ull, 1);
+      wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000011040ull, 0);
+      wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000011042ull, 1);
+      wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000011044ull, 1);
+      wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000011046ull, 1);
+      wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010440ull + (u64)(w * 512), 0x4000004000011240ull, 1);
+      wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010442ull + (u64)(w * 512), 0x4000004000011242ull, 1);
+      wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010444ull + (u64)(w * 512), 0x4000004000011244ull, 1);
+      wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010446ull + (u64)(w * 512), 0x4000004000011246ull, 1);
+      wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010840ull + (u64)(w * 512), 0x4000004000011440ull, 1);
+      wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010842ull + (u64)(w * 512), 0x4000004000011442ull, 1);
+      wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010844ull + (u64)(w * 512), 0x4000004000011444ull, 1);
+      wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010846ull + (u64)(w * 512), 0x4000004000011446ull, 1);
+      wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010c40ull + (u64)(w * 512), 0x4000004000011640ull, 1);
+      wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010c42ull + (u64)(w * 512), 0x4000004000011642ull, 1);
+      wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010c44ull + (u64)(w * 512), 0x4000004000011644ull, 1);
+      wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010c46ull + (u64)(w * 512), 0x4000004000011646ull, 1);
       // P6 commit group=g1
       wgmma_commit();
       // P7 leave ring=tc
@@ -403,8 +402,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
       // P14 map over=rS
       {
         _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
-          r[ri] = (x[ri] * scale_log2);
-          r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
+          r[ri] = max_f32((x[ri] * scale_log2), -3.4028234663852886e+38f);
         }
       }
       // P15 map over=rS copies=(rP[0])
@@ -417,7 +415,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
           _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
               const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
-              const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+              const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
               l[ri] += v0;
               packed[ei] = v0;
             }
@@ -489,22 +487,22 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
           hold(rP0);
           wgmma_fence();
           // S4 wgmma d=rS a=sQ[w] b=sK[k].T group=g1 zero
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000011840ull, 0);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000011842ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000011844ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000011846ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010440ull + (u64)(w * 512), 0x4000004000011a40ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010442ull + (u64)(w * 512), 0x4000004000011a42ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010444ull + (u64)(w * 512), 0x4000004000011a44ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010446ull + (u64)(w * 512), 0x4000004000011a46ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010840ull + (u64)(w * 512), 0x4000004000011c40ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010842ull + (u64)(w * 512), 0x4000004000011c42ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010844ull + (u64)(w * 512), 0x4000004000011c44ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010846ull + (u64)(w * 512), 0x4000004000011c46ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010c40ull + (u64)(w * 512), 0x4000004000011e40ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010c42ull + (u64)(w * 512), 0x4000004000011e42ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010c44ull + (u64)(w * 512), 0x4000004000011e44ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010c46ull + (u64)(w * 512), 0x4000004000011e46ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000011840ull, 0);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000011842ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000011844ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000011846ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010440ull + (u64)(w * 512), 0x4000004000011a40ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010442ull + (u64)(w * 512), 0x4000004000011a42ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010444ull + (u64)(w * 512), 0x4000004000011a44ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010446ull + (u64)(w * 512), 0x4000004000011a46ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010840ull + (u64)(w * 512), 0x4000004000011c40ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010842ull + (u64)(w * 512), 0x4000004000011c42ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010844ull + (u64)(w * 512), 0x4000004000011c44ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010846ull + (u64)(w * 512), 0x4000004000011c46ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010c40ull + (u64)(w * 512), 0x4000004000011e40ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010c42ull + (u64)(w * 512), 0x4000004000011e42ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010c44ull + (u64)(w * 512), 0x4000004000011e44ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010c46ull + (u64)(w * 512), 0x4000004000011e46ull, 1);
           // S5 commit group=g1
           wgmma_commit();
           // S6 mbar_wait bar=V.full[v]
@@ -554,7 +552,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               }
             }
           }
-          // S15 guard pred={hot} touches=(rS;x;r;r_ref;a;l)
+          // S15 guard pred={hot} touches=(rS;x;r;a;l)
           if (hot) {
             // S15_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -575,8 +573,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -606,7 +603,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S18 guard pred={need} touches=(rS;x;r;r_ref;a;l;l_t;rP[k])
+          // S18 guard pred={need} touches=(rS;x;r;a;l;l_t;rP[k])
           if (need) {
             // S18_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -627,8 +624,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -643,7 +639,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -740,22 +736,22 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
           hold(rP1);
           wgmma_fence();
           // S4 wgmma d=rS a=sQ[w] b=sK[k].T group=g1 zero
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000011040ull, 0);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000011042ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000011044ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000011046ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010440ull + (u64)(w * 512), 0x4000004000011240ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010442ull + (u64)(w * 512), 0x4000004000011242ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010444ull + (u64)(w * 512), 0x4000004000011244ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010446ull + (u64)(w * 512), 0x4000004000011246ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010840ull + (u64)(w * 512), 0x4000004000011440ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010842ull + (u64)(w * 512), 0x4000004000011442ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010844ull + (u64)(w * 512), 0x4000004000011444ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010846ull + (u64)(w * 512), 0x4000004000011446ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010c40ull + (u64)(w * 512), 0x4000004000011640ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010c42ull + (u64)(w * 512), 0x4000004000011642ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010c44ull + (u64)(w * 512), 0x4000004000011644ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010c46ull + (u64)(w * 512), 0x4000004000011646ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000011040ull, 0);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000011042ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000011044ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000011046ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010440ull + (u64)(w * 512), 0x4000004000011240ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010442ull + (u64)(w * 512), 0x4000004000011242ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010444ull + (u64)(w * 512), 0x4000004000011244ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010446ull + (u64)(w * 512), 0x4000004000011246ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010840ull + (u64)(w * 512), 0x4000004000011440ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010842ull + (u64)(w * 512), 0x4000004000011442ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010844ull + (u64)(w * 512), 0x4000004000011444ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010846ull + (u64)(w * 512), 0x4000004000011446ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010c40ull + (u64)(w * 512), 0x4000004000011640ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010c42ull + (u64)(w * 512), 0x4000004000011642ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010c44ull + (u64)(w * 512), 0x4000004000011644ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010c46ull + (u64)(w * 512), 0x4000004000011646ull, 1);
           // S5 commit group=g1
           wgmma_commit();
           // S6 mbar_wait bar=V.full[v]
@@ -805,7 +801,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               }
             }
           }
-          // S15 guard pred={hot} touches=(rS;x;r;r_ref;a;l)
+          // S15 guard pred={hot} touches=(rS;x;r;a;l)
           if (hot) {
             // S15_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -826,8 +822,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -857,7 +852,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S18 guard pred={need} touches=(rS;x;r;r_ref;a;l;l_t;rP[k])
+          // S18 guard pred={need} touches=(rS;x;r;a;l;l_t;rP[k])
           if (need) {
             // S18_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -878,8 +873,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -894,7 +888,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -994,22 +988,22 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
           hold(rP0);
           wgmma_fence();
           // S4 wgmma d=rS a=sQ[w] b=sK[k].T group=g1 zero
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000011840ull, 0);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000011842ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000011844ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000011846ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010440ull + (u64)(w * 512), 0x4000004000011a40ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010442ull + (u64)(w * 512), 0x4000004000011a42ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010444ull + (u64)(w * 512), 0x4000004000011a44ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010446ull + (u64)(w * 512), 0x4000004000011a46ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010840ull + (u64)(w * 512), 0x4000004000011c40ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010842ull + (u64)(w * 512), 0x4000004000011c42ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010844ull + (u64)(w * 512), 0x4000004000011c44ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010846ull + (u64)(w * 512), 0x4000004000011c46ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010c40ull + (u64)(w * 512), 0x4000004000011e40ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010c42ull + (u64)(w * 512), 0x4000004000011e42ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010c44ull + (u64)(w * 512), 0x4000004000011e44ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010c46ull + (u64)(w * 512), 0x4000004000011e46ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000011840ull, 0);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000011842ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000011844ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000011846ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010440ull + (u64)(w * 512), 0x4000004000011a40ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010442ull + (u64)(w * 512), 0x4000004000011a42ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010444ull + (u64)(w * 512), 0x4000004000011a44ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010446ull + (u64)(w * 512), 0x4000004000011a46ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010840ull + (u64)(w * 512), 0x4000004000011c40ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010842ull + (u64)(w * 512), 0x4000004000011c42ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010844ull + (u64)(w * 512), 0x4000004000011c44ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010846ull + (u64)(w * 512), 0x4000004000011c46ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010c40ull + (u64)(w * 512), 0x4000004000011e40ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010c42ull + (u64)(w * 512), 0x4000004000011e42ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010c44ull + (u64)(w * 512), 0x4000004000011e44ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010c46ull + (u64)(w * 512), 0x4000004000011e46ull, 1);
           // S5 commit group=g1
           wgmma_commit();
           // S6 mbar_wait bar=V.full[v]
@@ -1035,7 +1029,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
           if ((t == (count - 1))) {
             if (lane == 0) mbarrier_arrive(230408u);
           }
-          // S15 guard pred={hot} touches=(rS;x;r;r_ref;a;l)
+          // S15 guard pred={hot} touches=(rS;x;r;a;l)
           if (hot) {
             // S15_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1056,8 +1050,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -1087,7 +1080,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S18 guard pred={need} touches=(rS;x;r;r_ref;a;l;l_t;rP[k])
+          // S18 guard pred={need} touches=(rS;x;r;a;l;l_t;rP[k])
           if (need) {
             // S18_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1108,8 +1101,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -1124,7 +1116,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -1221,22 +1213,22 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
           hold(rP1);
           wgmma_fence();
           // S4 wgmma d=rS a=sQ[w] b=sK[k].T group=g1 zero
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000011040ull, 0);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000011042ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000011044ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000011046ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010440ull + (u64)(w * 512), 0x4000004000011240ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010442ull + (u64)(w * 512), 0x4000004000011242ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010444ull + (u64)(w * 512), 0x4000004000011244ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010446ull + (u64)(w * 512), 0x4000004000011246ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010840ull + (u64)(w * 512), 0x4000004000011440ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010842ull + (u64)(w * 512), 0x4000004000011442ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010844ull + (u64)(w * 512), 0x4000004000011444ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010846ull + (u64)(w * 512), 0x4000004000011446ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010c40ull + (u64)(w * 512), 0x4000004000011640ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010c42ull + (u64)(w * 512), 0x4000004000011642ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010c44ull + (u64)(w * 512), 0x4000004000011644ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010c46ull + (u64)(w * 512), 0x4000004000011646ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000011040ull, 0);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000011042ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000011044ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000011046ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010440ull + (u64)(w * 512), 0x4000004000011240ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010442ull + (u64)(w * 512), 0x4000004000011242ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010444ull + (u64)(w * 512), 0x4000004000011244ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010446ull + (u64)(w * 512), 0x4000004000011246ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010840ull + (u64)(w * 512), 0x4000004000011440ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010842ull + (u64)(w * 512), 0x4000004000011442ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010844ull + (u64)(w * 512), 0x4000004000011444ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010846ull + (u64)(w * 512), 0x4000004000011446ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010c40ull + (u64)(w * 512), 0x4000004000011640ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010c42ull + (u64)(w * 512), 0x4000004000011642ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010c44ull + (u64)(w * 512), 0x4000004000011644ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010c46ull + (u64)(w * 512), 0x4000004000011646ull, 1);
           // S5 commit group=g1
           wgmma_commit();
           // S6 mbar_wait bar=V.full[v]
@@ -1262,7 +1254,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
           if ((t == (count - 1))) {
             if (lane == 0) mbarrier_arrive(230408u);
           }
-          // S15 guard pred={hot} touches=(rS;x;r;r_ref;a;l)
+          // S15 guard pred={hot} touches=(rS;x;r;a;l)
           if (hot) {
             // S15_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1283,8 +1275,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -1314,7 +1305,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S18 guard pred={need} touches=(rS;x;r;r_ref;a;l;l_t;rP[k])
+          // S18 guard pred={need} touches=(rS;x;r;a;l;l_t;rP[k])
           if (need) {
             // S18_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1335,8 +1326,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -1351,7 +1341,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }

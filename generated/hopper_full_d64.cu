@@ -5,7 +5,7 @@
 // kernel     attn_fwd: 640 threads, 131216 bytes of dynamic shared memory
 // compile    nvrtc --gpu-architecture=sm_90a --std=c++17 --fmad=false --ptxas-options=-v
 // tile: 256 rows = 4 x 64, 64 keys
-// estimate: simulated 1346 cycles a step, what binds: ports; busy: tensor 76 %, mufu 99 %, ports 100 %; 1331 cycles an item beside its steps
+// estimate: simulated 1346 cycles a step, what binds: ports; busy: tensor 76 %, mufu 99 %, ports 100 %; 1306 cycles an item beside its steps
 // bound: no order of these ops takes less than 1343 cycles a step, what binds: ports; cycles needed: ports 1343, mufu 1024, tensor 1024, longest recurrence 992
 // products: rO of the tile before, then rS, at the head of a step: rO runs beside the softmax of the next tile
 // turns: 4 warpgroups issue their products in turn: the softmax of one runs beside the products of another
@@ -184,8 +184,8 @@ template <int TB> DI void wgmma_m64n64k16_rs_bf16(float (&d)[32], u32 a0, u32 a1
 }
 
 // wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16: d = a b (accumulate 0) or d += a b; both in shared memory
-template <int TB> DI void wgmma_m64n64k16_ss_bf16(float (&d)[32], u64 a, u64 b, int accumulate) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, p, 1, 1, 0, %35;\n}" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]) : "l"(a), "l"(b), "r"(accumulate), "n"(TB));
+template <int TA, int TB> DI void wgmma_m64n64k16_ss_bf16(float (&d)[32], u64 a, u64 b, int accumulate) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, p, 1, 1, %35, %36;\n}" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]) : "l"(a), "l"(b), "r"(accumulate), "n"(TA), "n"(TB));
 }
 
 struct attn_fwd_params {
@@ -291,7 +291,6 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
     u32 rP[16];
     float rO[32];
     float x[2];
-    float r_ref[2];
     float a[2];
     float l_t[2];
     float inv[2];
@@ -323,10 +322,10 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
       // P4 open
       wgmma_fence();
       // P5 wgmma d=rS a=sQ[w] b=sK[0].T group=g1 zero
-      wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010840ull, 0);
-      wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010842ull, 1);
-      wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010844ull, 1);
-      wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010846ull, 1);
+      wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010840ull, 0);
+      wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010842ull, 1);
+      wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010844ull, 1);
+      wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010846ull, 1);
       // P6 commit group=g1
       wgmma_commit();
       // P7 leave ring=tc
@@ -374,8 +373,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
       // P14 map over=rS
       {
         _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
-          r[ri] = (x[ri] * scale_log2);
-          r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
+          r[ri] = max_f32((x[ri] * scale_log2), -3.4028234663852886e+38f);
         }
       }
       // P15 map over=rS
@@ -388,7 +386,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
           _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
               const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
-              const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+              const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
               l[ri] += v0;
               packed[ei] = v0;
             }
@@ -456,10 +454,10 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
           wgmma_m64n64k16_rs_bf16<1>(rO, rP[8], rP[9], rP[10], rP[11], 0x4000004002001140ull, 1);
           wgmma_m64n64k16_rs_bf16<1>(rO, rP[12], rP[13], rP[14], rP[15], 0x40000040020011c0ull, 1);
           // S6 wgmma d=rS a=sQ[w] b=sK[k].T group=g2 zero
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010a40ull, 0);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010a42ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010a44ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010a46ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010a40ull, 0);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010a42ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010a44ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010a46ull, 1);
           // S7 commit group=g2
           wgmma_commit();
           // S8 leave ring=tc
@@ -518,7 +516,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S16 guard pred={need} touches=(rS;x;r;r_ref;l;a;l_t;rP)
+          // S16 guard pred={need} touches=(rS;x;r;l;a;l_t;rP)
           if (need) {
             // S16_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -538,8 +536,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a[ri] = exp2_approx((r_old[ri] - r[ri]));
                 l[ri] = (l[ri] * a[ri]);
               }
             }
@@ -553,7 +550,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -640,10 +637,10 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
           wgmma_m64n64k16_rs_bf16<1>(rO, rP[8], rP[9], rP[10], rP[11], 0x4000004002001340ull, 1);
           wgmma_m64n64k16_rs_bf16<1>(rO, rP[12], rP[13], rP[14], rP[15], 0x40000040020013c0ull, 1);
           // S6 wgmma d=rS a=sQ[w] b=sK[k].T group=g2 zero
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010c40ull, 0);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010c42ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010c44ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010c46ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010c40ull, 0);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010c42ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010c44ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010c46ull, 1);
           // S7 commit group=g2
           wgmma_commit();
           // S8 leave ring=tc
@@ -702,7 +699,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S16 guard pred={need} touches=(rS;x;r;r_ref;l;a;l_t;rP)
+          // S16 guard pred={need} touches=(rS;x;r;l;a;l_t;rP)
           if (need) {
             // S16_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -722,8 +719,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a[ri] = exp2_approx((r_old[ri] - r[ri]));
                 l[ri] = (l[ri] * a[ri]);
               }
             }
@@ -737,7 +733,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -824,10 +820,10 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
           wgmma_m64n64k16_rs_bf16<1>(rO, rP[8], rP[9], rP[10], rP[11], 0x4000004002001540ull, 1);
           wgmma_m64n64k16_rs_bf16<1>(rO, rP[12], rP[13], rP[14], rP[15], 0x40000040020015c0ull, 1);
           // S6 wgmma d=rS a=sQ[w] b=sK[k].T group=g2 zero
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010e40ull, 0);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010e42ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010e44ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010e46ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010e40ull, 0);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010e42ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010e44ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010e46ull, 1);
           // S7 commit group=g2
           wgmma_commit();
           // S8 leave ring=tc
@@ -886,7 +882,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S16 guard pred={need} touches=(rS;x;r;r_ref;l;a;l_t;rP)
+          // S16 guard pred={need} touches=(rS;x;r;l;a;l_t;rP)
           if (need) {
             // S16_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -906,8 +902,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a[ri] = exp2_approx((r_old[ri] - r[ri]));
                 l[ri] = (l[ri] * a[ri]);
               }
             }
@@ -921,7 +916,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -1008,10 +1003,10 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
           wgmma_m64n64k16_rs_bf16<1>(rO, rP[8], rP[9], rP[10], rP[11], 0x4000004002001740ull, 1);
           wgmma_m64n64k16_rs_bf16<1>(rO, rP[12], rP[13], rP[14], rP[15], 0x40000040020017c0ull, 1);
           // S6 wgmma d=rS a=sQ[w] b=sK[k].T group=g2 zero
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010840ull, 0);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010842ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010844ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010846ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010840ull, 0);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010842ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010844ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010846ull, 1);
           // S7 commit group=g2
           wgmma_commit();
           // S8 leave ring=tc
@@ -1070,7 +1065,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S16 guard pred={need} touches=(rS;x;r;r_ref;l;a;l_t;rP)
+          // S16 guard pred={need} touches=(rS;x;r;l;a;l_t;rP)
           if (need) {
             // S16_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1090,8 +1085,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a[ri] = exp2_approx((r_old[ri] - r[ri]));
                 l[ri] = (l[ri] * a[ri]);
               }
             }
@@ -1105,7 +1099,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -1195,10 +1189,10 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
           wgmma_m64n64k16_rs_bf16<1>(rO, rP[8], rP[9], rP[10], rP[11], 0x4000004002001140ull, 1);
           wgmma_m64n64k16_rs_bf16<1>(rO, rP[12], rP[13], rP[14], rP[15], 0x40000040020011c0ull, 1);
           // S6 wgmma d=rS a=sQ[w] b=sK[k].T group=g2 zero
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010a40ull, 0);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010a42ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010a44ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010a46ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010a40ull, 0);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010a42ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010a44ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010a46ull, 1);
           // S7 commit group=g2
           wgmma_commit();
           // S8 leave ring=tc
@@ -1240,7 +1234,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S16 guard pred={need} touches=(rS;x;r;r_ref;l;a;l_t;rP)
+          // S16 guard pred={need} touches=(rS;x;r;l;a;l_t;rP)
           if (need) {
             // S16_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1260,8 +1254,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a[ri] = exp2_approx((r_old[ri] - r[ri]));
                 l[ri] = (l[ri] * a[ri]);
               }
             }
@@ -1275,7 +1268,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -1362,10 +1355,10 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
           wgmma_m64n64k16_rs_bf16<1>(rO, rP[8], rP[9], rP[10], rP[11], 0x4000004002001340ull, 1);
           wgmma_m64n64k16_rs_bf16<1>(rO, rP[12], rP[13], rP[14], rP[15], 0x40000040020013c0ull, 1);
           // S6 wgmma d=rS a=sQ[w] b=sK[k].T group=g2 zero
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010c40ull, 0);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010c42ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010c44ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010c46ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010c40ull, 0);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010c42ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010c44ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010c46ull, 1);
           // S7 commit group=g2
           wgmma_commit();
           // S8 leave ring=tc
@@ -1407,7 +1400,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S16 guard pred={need} touches=(rS;x;r;r_ref;l;a;l_t;rP)
+          // S16 guard pred={need} touches=(rS;x;r;l;a;l_t;rP)
           if (need) {
             // S16_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1427,8 +1420,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a[ri] = exp2_approx((r_old[ri] - r[ri]));
                 l[ri] = (l[ri] * a[ri]);
               }
             }
@@ -1442,7 +1434,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -1529,10 +1521,10 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
           wgmma_m64n64k16_rs_bf16<1>(rO, rP[8], rP[9], rP[10], rP[11], 0x4000004002001540ull, 1);
           wgmma_m64n64k16_rs_bf16<1>(rO, rP[12], rP[13], rP[14], rP[15], 0x40000040020015c0ull, 1);
           // S6 wgmma d=rS a=sQ[w] b=sK[k].T group=g2 zero
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010e40ull, 0);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010e42ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010e44ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010e46ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010e40ull, 0);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010e42ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010e44ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010e46ull, 1);
           // S7 commit group=g2
           wgmma_commit();
           // S8 leave ring=tc
@@ -1574,7 +1566,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S16 guard pred={need} touches=(rS;x;r;r_ref;l;a;l_t;rP)
+          // S16 guard pred={need} touches=(rS;x;r;l;a;l_t;rP)
           if (need) {
             // S16_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1594,8 +1586,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a[ri] = exp2_approx((r_old[ri] - r[ri]));
                 l[ri] = (l[ri] * a[ri]);
               }
             }
@@ -1609,7 +1600,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -1696,10 +1687,10 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
           wgmma_m64n64k16_rs_bf16<1>(rO, rP[8], rP[9], rP[10], rP[11], 0x4000004002001740ull, 1);
           wgmma_m64n64k16_rs_bf16<1>(rO, rP[12], rP[13], rP[14], rP[15], 0x40000040020017c0ull, 1);
           // S6 wgmma d=rS a=sQ[w] b=sK[k].T group=g2 zero
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010840ull, 0);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010842ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010844ull, 1);
-          wgmma_m64n64k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010846ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010840ull, 0);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010842ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010844ull, 1);
+          wgmma_m64n64k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010846ull, 1);
           // S7 commit group=g2
           wgmma_commit();
           // S8 leave ring=tc
@@ -1741,7 +1732,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S16 guard pred={need} touches=(rS;x;r;r_ref;l;a;l_t;rP)
+          // S16 guard pred={need} touches=(rS;x;r;l;a;l_t;rP)
           if (need) {
             // S16_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1761,8 +1752,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a[ri] = exp2_approx((r_old[ri] - r[ri]));
                 l[ri] = (l[ri] * a[ri]);
               }
             }
@@ -1776,7 +1766,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }

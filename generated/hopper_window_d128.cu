@@ -5,7 +5,7 @@
 // kernel     attn_fwd: 384 threads, 196688 bytes of dynamic shared memory
 // compile    nvrtc --gpu-architecture=sm_90a --std=c++17 --fmad=false --ptxas-options=-v
 // tile: 128 rows = 2 x 64, 128 keys
-// estimate: simulated 3245 cycles a step, what binds: the order inside the streams; busy: tensor 63 %, ports 87 %, copy 58 %; 1267 cycles an item beside its steps
+// estimate: simulated 3245 cycles a step, what binds: the order inside the streams; busy: tensor 63 %, ports 87 %, copy 58 %; 1255 cycles an item beside its steps
 // bound: no order of these ops takes less than 2824 cycles a step, what binds: ports; cycles needed: ports 2824, math0 2219, math1 2219, longest recurrence 2284
 // products: rS, then rO of the tile before, at the head of a step: rO runs beside the softmax of the next tile
 // turns: 2 warpgroups issue their products in turn: the softmax of one runs beside the products of another
@@ -187,8 +187,8 @@ template <int TB> DI void wgmma_m64n128k16_rs_bf16(float (&d)[64], u32 a0, u32 a
 }
 
 // wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16: d = a b (accumulate 0) or d += a b; both in shared memory
-template <int TB> DI void wgmma_m64n128k16_ss_bf16(float (&d)[64], u64 a, u64 b, int accumulate) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, %64, %65, p, 1, 1, 0, %67;\n}" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]) : "l"(a), "l"(b), "r"(accumulate), "n"(TB));
+template <int TA, int TB> DI void wgmma_m64n128k16_ss_bf16(float (&d)[64], u64 a, u64 b, int accumulate) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, %64, %65, p, 1, 1, %67, %68;\n}" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]) : "l"(a), "l"(b), "r"(accumulate), "n"(TA), "n"(TB));
 }
 
 struct attn_fwd_params {
@@ -292,7 +292,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
     u32 rP1[32];
     float rO[64];
     float x[2];
-    float r_ref[2];
     float a[2];
     float l_t[2];
     float inv[2];
@@ -332,14 +331,14 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
       // P4 open
       wgmma_fence();
       // P5 wgmma d=rS a=sQ[w] b=sK[0].T group=g1 zero
-      wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010840ull, 0);
-      wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010842ull, 1);
-      wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010844ull, 1);
-      wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010846ull, 1);
-      wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010440ull + (u64)(w * 512), 0x4000004000010c40ull, 1);
-      wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010442ull + (u64)(w * 512), 0x4000004000010c42ull, 1);
-      wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010444ull + (u64)(w * 512), 0x4000004000010c44ull, 1);
-      wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010446ull + (u64)(w * 512), 0x4000004000010c46ull, 1);
+      wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010840ull, 0);
+      wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010842ull, 1);
+      wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010844ull, 1);
+      wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010846ull, 1);
+      wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010440ull + (u64)(w * 512), 0x4000004000010c40ull, 1);
+      wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010442ull + (u64)(w * 512), 0x4000004000010c42ull, 1);
+      wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010444ull + (u64)(w * 512), 0x4000004000010c44ull, 1);
+      wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010446ull + (u64)(w * 512), 0x4000004000010c46ull, 1);
       // P6 commit group=g1
       wgmma_commit();
       // P7 leave ring=tc
@@ -398,8 +397,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
       // P14 map over=rS
       {
         _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
-          r[ri] = (x[ri] * scale_log2);
-          r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
+          r[ri] = max_f32((x[ri] * scale_log2), -3.4028234663852886e+38f);
         }
       }
       // P15 map over=rS copies=(rP[0])
@@ -412,7 +410,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
           _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
               const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
-              const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+              const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
               l[ri] += v0;
               packed[ei] = v0;
             }
@@ -489,14 +487,14 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
           hold(rP0);
           wgmma_fence();
           // S4 wgmma d=rS a=sQ[w] b=sK[k].T group=g1 zero
-          wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000011040ull, 0);
-          wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000011042ull, 1);
-          wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000011044ull, 1);
-          wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000011046ull, 1);
-          wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010440ull + (u64)(w * 512), 0x4000004000011440ull, 1);
-          wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010442ull + (u64)(w * 512), 0x4000004000011442ull, 1);
-          wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010444ull + (u64)(w * 512), 0x4000004000011444ull, 1);
-          wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010446ull + (u64)(w * 512), 0x4000004000011446ull, 1);
+          wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000011040ull, 0);
+          wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000011042ull, 1);
+          wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000011044ull, 1);
+          wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000011046ull, 1);
+          wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010440ull + (u64)(w * 512), 0x4000004000011440ull, 1);
+          wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010442ull + (u64)(w * 512), 0x4000004000011442ull, 1);
+          wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010444ull + (u64)(w * 512), 0x4000004000011444ull, 1);
+          wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010446ull + (u64)(w * 512), 0x4000004000011446ull, 1);
           // S5 commit group=g1
           wgmma_commit();
           // S6 mbar_wait bar=V.full[v]
@@ -554,7 +552,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               }
             }
           }
-          // S15 guard pred={hot} touches=(rS;x;r;r_ref;a;l)
+          // S15 guard pred={hot} touches=(rS;x;r;a;l)
           if (hot) {
             // S15_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -575,8 +573,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -606,7 +603,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S18 guard pred={need} touches=(rS;x;r;r_ref;a;l;l_t;rP[k])
+          // S18 guard pred={need} touches=(rS;x;r;a;l;l_t;rP[k])
           if (need) {
             // S18_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -627,8 +624,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -643,7 +639,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -744,14 +740,14 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
           hold(rP1);
           wgmma_fence();
           // S4 wgmma d=rS a=sQ[w] b=sK[k].T group=g1 zero
-          wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010840ull, 0);
-          wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010842ull, 1);
-          wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010844ull, 1);
-          wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010846ull, 1);
-          wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010440ull + (u64)(w * 512), 0x4000004000010c40ull, 1);
-          wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010442ull + (u64)(w * 512), 0x4000004000010c42ull, 1);
-          wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010444ull + (u64)(w * 512), 0x4000004000010c44ull, 1);
-          wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010446ull + (u64)(w * 512), 0x4000004000010c46ull, 1);
+          wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010840ull, 0);
+          wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010842ull, 1);
+          wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010844ull, 1);
+          wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010846ull, 1);
+          wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010440ull + (u64)(w * 512), 0x4000004000010c40ull, 1);
+          wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010442ull + (u64)(w * 512), 0x4000004000010c42ull, 1);
+          wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010444ull + (u64)(w * 512), 0x4000004000010c44ull, 1);
+          wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010446ull + (u64)(w * 512), 0x4000004000010c46ull, 1);
           // S5 commit group=g1
           wgmma_commit();
           // S6 mbar_wait bar=V.full[v]
@@ -809,7 +805,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               }
             }
           }
-          // S15 guard pred={hot} touches=(rS;x;r;r_ref;a;l)
+          // S15 guard pred={hot} touches=(rS;x;r;a;l)
           if (hot) {
             // S15_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -830,8 +826,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -861,7 +856,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S18 guard pred={need} touches=(rS;x;r;r_ref;a;l;l_t;rP[k])
+          // S18 guard pred={need} touches=(rS;x;r;a;l;l_t;rP[k])
           if (need) {
             // S18_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -882,8 +877,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -898,7 +892,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -1002,14 +996,14 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
           hold(rP0);
           wgmma_fence();
           // S4 wgmma d=rS a=sQ[w] b=sK[k].T group=g1 zero
-          wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000011040ull, 0);
-          wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000011042ull, 1);
-          wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000011044ull, 1);
-          wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000011046ull, 1);
-          wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010440ull + (u64)(w * 512), 0x4000004000011440ull, 1);
-          wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010442ull + (u64)(w * 512), 0x4000004000011442ull, 1);
-          wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010444ull + (u64)(w * 512), 0x4000004000011444ull, 1);
-          wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010446ull + (u64)(w * 512), 0x4000004000011446ull, 1);
+          wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000011040ull, 0);
+          wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000011042ull, 1);
+          wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000011044ull, 1);
+          wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000011046ull, 1);
+          wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010440ull + (u64)(w * 512), 0x4000004000011440ull, 1);
+          wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010442ull + (u64)(w * 512), 0x4000004000011442ull, 1);
+          wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010444ull + (u64)(w * 512), 0x4000004000011444ull, 1);
+          wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010446ull + (u64)(w * 512), 0x4000004000011446ull, 1);
           // S5 commit group=g1
           wgmma_commit();
           // S6 mbar_wait bar=V.full[v]
@@ -1039,7 +1033,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
           if ((t == (count - 1))) {
             if (lane == 0) mbarrier_arrive(197640u);
           }
-          // S15 guard pred={hot} touches=(rS;x;r;r_ref;a;l)
+          // S15 guard pred={hot} touches=(rS;x;r;a;l)
           if (hot) {
             // S15_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1060,8 +1054,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -1091,7 +1084,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S18 guard pred={need} touches=(rS;x;r;r_ref;a;l;l_t;rP[k])
+          // S18 guard pred={need} touches=(rS;x;r;a;l;l_t;rP[k])
           if (need) {
             // S18_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1112,8 +1105,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -1128,7 +1120,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }
@@ -1229,14 +1221,14 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
           hold(rP1);
           wgmma_fence();
           // S4 wgmma d=rS a=sQ[w] b=sK[k].T group=g1 zero
-          wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010840ull, 0);
-          wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010842ull, 1);
-          wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010844ull, 1);
-          wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010846ull, 1);
-          wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010440ull + (u64)(w * 512), 0x4000004000010c40ull, 1);
-          wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010442ull + (u64)(w * 512), 0x4000004000010c42ull, 1);
-          wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010444ull + (u64)(w * 512), 0x4000004000010c44ull, 1);
-          wgmma_m64n128k16_ss_bf16<0>(rS, 0x4000004000010446ull + (u64)(w * 512), 0x4000004000010c46ull, 1);
+          wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010040ull + (u64)(w * 512), 0x4000004000010840ull, 0);
+          wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010042ull + (u64)(w * 512), 0x4000004000010842ull, 1);
+          wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010044ull + (u64)(w * 512), 0x4000004000010844ull, 1);
+          wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010046ull + (u64)(w * 512), 0x4000004000010846ull, 1);
+          wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010440ull + (u64)(w * 512), 0x4000004000010c40ull, 1);
+          wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010442ull + (u64)(w * 512), 0x4000004000010c42ull, 1);
+          wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010444ull + (u64)(w * 512), 0x4000004000010c44ull, 1);
+          wgmma_m64n128k16_ss_bf16<0, 0>(rS, 0x4000004000010446ull + (u64)(w * 512), 0x4000004000010c46ull, 1);
           // S5 commit group=g1
           wgmma_commit();
           // S6 mbar_wait bar=V.full[v]
@@ -1266,7 +1258,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
           if ((t == (count - 1))) {
             if (lane == 0) mbarrier_arrive(197640u);
           }
-          // S15 guard pred={hot} touches=(rS;x;r;r_ref;a;l)
+          // S15 guard pred={hot} touches=(rS;x;r;a;l)
           if (hot) {
             // S15_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1287,8 +1279,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -1318,7 +1309,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) any = any || (!(l_t[ri] <= 1024.0f));
             need = warp_any(any);
           }
-          // S18 guard pred={need} touches=(rS;x;r;r_ref;a;l;l_t;rP[k])
+          // S18 guard pred={need} touches=(rS;x;r;a;l;l_t;rP[k])
           if (need) {
             // S18_1 reduce kind=max dst=x src=rS
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
@@ -1339,8 +1330,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 r_old[ri] = r[ri];
                 r[ri] = max_f32(r_old[ri], (x[ri] * scale_log2));
-                r_ref[ri] = ((r[ri] == -INF) ? 0.0f : r[ri]);
-                a_f[ri] = exp2_approx((r_old[ri] - r_ref[ri]));
+                a_f[ri] = exp2_approx((r_old[ri] - r[ri]));
                 a[ri] = (a[ri] * a_f[ri]);
                 l[ri] = (l[ri] * a_f[ri]);
               }
@@ -1355,7 +1345,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_fwd(const __grid_const
                 _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                   _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                     const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
-                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r_ref[ri])));
+                    const float v0 = exp2_approx(fma_f32(rS[at], scale_log2, (-r[ri])));
                     l_t[ri] += v0;
                     packed[ei] = v0;
                   }

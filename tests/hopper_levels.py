@@ -19,8 +19,11 @@ CONFIG = HopperConfig(2, 128, 2, FoldPolicy.REFERENCE)
 
 
 @cache
-def stages(spec: Attention, config: HopperConfig = CONFIG, d: int = 128, dv: int = 0) -> tuple[Stage, ...]:
-    return tuple(hopper_stages(spec.variant, Signature(IoType.BF16, d, dv or d), SM90, config, explained=False))
+def stages(
+    spec: Attention, config: HopperConfig = CONFIG, d: int = 128, dv: int = 0, alignment: int = 16
+) -> tuple[Stage, ...]:
+    signature = Signature(IoType.BF16, d, dv or d, alignment)
+    return tuple(hopper_stages(spec.variant, signature, SM90, config, explained=False))
 
 
 def level(name: str, spec: Attention = CAUSAL, config: HopperConfig = CONFIG, d: int = 128) -> Any:
@@ -28,8 +31,10 @@ def level(name: str, spec: Attention = CAUSAL, config: HopperConfig = CONFIG, d:
     return next(s.level for s in stages(spec, config, d) if s.name == name)
 
 
-def derived(spec: Attention, config: HopperConfig = CONFIG, d: int = 128, dv: int = 0) -> Kernel:
-    last = stages(spec, config, d, dv)[-1].level
+def derived(
+    spec: Attention, config: HopperConfig = CONFIG, d: int = 128, dv: int = 0, alignment: int = 16
+) -> Kernel:
+    last = stages(spec, config, d, dv, alignment)[-1].level
     assert isinstance(last, Schedule)
     return last.kernels[-1]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from attngen import kernel, ops, plan
+from attngen import gradient, kernel, ops, plan
 from attngen.params import packer
 from attngen.runtime import launch
 from attngen.runtime.load import LoadedKernel
@@ -52,7 +52,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Driver:
     """Plans made for CPU tensors, as for a GPU's, launch into the driver that this gives."""
     driver = Driver()
 
-    def load(module: kernel.Kernel, symbol: str, smem_bytes: int, device_index: int | None) -> LoadedKernel:
+    def load(module: kernel.Generated, symbol: str, smem_bytes: int, device_index: int | None) -> LoadedKernel:
         text = next(k for k in module.schedule.kernels if k.name == symbol)
         return driver.loaded(symbol, smem_bytes, packer(text)[0].size)
 
@@ -62,6 +62,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(plan, "device_arch", lambda target, index: "sm_80")
     monkeypatch.setattr(plan, "settled", lambda module, arch: module)
     monkeypatch.setattr(plan, "load", load)
-    monkeypatch.setattr(kernel.Kernel, "artifact", lambda self, arch: self)
+    monkeypatch.setattr(gradient, "device_arch", lambda target, index: "sm_80")
+    monkeypatch.setattr(gradient, "settled", lambda module, arch: module)
+    monkeypatch.setattr(kernel.Generated, "artifact", lambda self, arch: self)
     monkeypatch.setattr(ops, "_plans", {})
+    monkeypatch.setattr(ops, "_gradient_plans", {})
     return driver

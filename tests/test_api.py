@@ -176,7 +176,7 @@ def test_the_estimate_is_near() -> None:
 
 def test_compile() -> None:
     slopes = torch.tensor([0.5, 0.25])
-    spec = attngen.Attention(mask=attngen.causal(), score=attngen.alibi(slopes), scale=0.1)
+    spec = attngen.Attention(mask=attngen.causal(), score=attngen.alibi(slopes), scale=0.1, return_lse=True)
     kernel = attngen.compile(spec, head_dim=64, dtype=torch.float16)
     assert "causal" in repr(kernel) and kernel.target.name == "sm80"
     assert "softmax" in str(kernel.graph) or "exp" in str(kernel.graph)
@@ -187,6 +187,12 @@ def test_compile() -> None:
     assert torch.equal(out, want[0]) and torch.equal(lse, want[1])
 
 
+def test_a_compiled_kernel_gives_what_attention_gives() -> None:
+    tensors = qkv()
+    alone = attngen.compile(SPEC, head_dim=64)(*tensors)
+    assert isinstance(alone, torch.Tensor) and torch.equal(alone, attngen.attention(*tensors, spec=SPEC))
+
+
 def test_compile_without_a_sum() -> None:
     spec = attngen.Attention(score=lambda s, b, h, i, j: attngen.sigmoid(s), normalizer="none")
     out = attngen.compile(spec, head_dim=64)(*qkv())
@@ -195,8 +201,9 @@ def test_compile_without_a_sum() -> None:
 
 def test_compile_with_a_config() -> None:
     config = Config(64, 32, 4)
-    kernel = attngen.compile(SPEC, head_dim=64, config=config)
-    assert kernel.config == config
+    spec = attngen.Attention(mask=attngen.causal(), return_lse=True)
+    kernel = attngen.compile(spec, head_dim=64, config=config)
+    assert kernel.config == config == attngen.compile(spec, head_dim=64, config="m64n32w4").config
     q, k, v = qkv()
     check(*kernel(q, k, v), Truth(causal_grid(65, 65)), q, k, v)
     ran = ops.entry(kernel._key)
@@ -217,7 +224,7 @@ def test_a_config_of_another_target(target: str, config: AnyConfig, words: str) 
 
 def test_turns_need_two_warpgroups() -> None:
     with pytest.raises(SignatureError, match="turns=True with warpgroups=1: one takes no turns"):
-        attngen.HopperConfig(1, 64)
+        attngen.HopperConfig(1, 64, turns=True)
 
 
 def test_resources() -> None:
@@ -231,7 +238,7 @@ def test_resources() -> None:
         ({"head_dim": 60}, "head_dim_qk=60 is not supported"),
         ({"head_dim_v": 512}, "head_dim_v=512 is not supported"),
         ({"dtype": torch.float32}, "dtype=torch.float32. Allowed: torch.float16, torch.bfloat16"),
-        ({"alignment": 4}, "alignment=4 is not supported. Allowed: 2, 16"),
+        ({"alignment": 6}, "alignment=6 is not supported. Allowed: 2, 4, 8, 16"),
         ({"target": "sm70"}, "target='sm70'. Allowed: 'sm80', 'sm90'"),
     ],
 )
@@ -317,3 +324,25 @@ def test_what_is_no_configuration_is_a_clear_error(make: Callable[[], object], t
 def test_a_configuration_takes_lists() -> None:
     given: Any = [0, 1], [1, 0]
     assert HopperConfig(2, 96, stages=given[0], issue=given[1]) == HopperConfig(2, 96, stages=(0, 1), issue=(1, 0))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"is_causal": True}, r"no argument 'is_causal'\. Write mask=attngen\.causal\(\)"),
+        ({"config": "m64n32w4"}, r"Write attngen\.compile\(spec, config=\.\.\.\)"),
+        ({"dropout_p": 0.1}, "dropout is not supported"),
+        ({"msak": None}, r"no argument 'msak'\. Allowed: q, k, v, mask, score"),
+    ],
+)
+def test_keywords_of_other_libraries(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        attngen.attention(*qkv(), **given)
+
+
+def test_autocast_is_named_where_a_type_is_wrong() -> None:
+    q, k, v = (t.float() for t in qkv())
+    with pytest.raises(SignatureError, match=r"Convert q, k and v$"):
+        attngen.attention(q, k, v)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(SignatureError, match="autocast does not convert"):
+        attngen.attention(q, k, v)

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 from cases import CASES, Sizes
+from stand_in import stand_in
 from support import DEVICES, MODES, poisoned, qkv, randn
 from torch import Tensor
 
 import attngen
-from attngen import causal, gradient, softcap
+from attngen import causal, execute, gradient, softcap
+from attngen.arguments import bind, workspaces
 from attngen.backward_pipeline import Asked, derive_backward
 from attngen.config import Config
 from attngen.errors import CompileError, EmulatorError, GradientError, SpecError, VerifyError
@@ -24,11 +26,13 @@ from attngen.ir.mutate import mutants
 from attngen.ir.schedule import Schedule, VerifiedSchedule
 from attngen.ir.verify import verify
 from attngen.lower import lower
+from attngen.params import packer
 from attngen.prepare import prepare
 from attngen.reference import reference
 from attngen.signature import IoType, Signature, signature_of
 from attngen.spec import Attention
 from attngen.target import SM80
+from attngen.tensormap import encode_emulator
 from attngen.trial import distance, eager
 from attngen.variants import bias, window
 
@@ -295,7 +299,7 @@ def module(wanted: str, spec: Attention | None = None, same_bits: bool = True) -
 def test_a_gradient_that_is_not_wanted_costs_no_kernel() -> None:
     assert [k.name for k in module("qkv").kernels] == ["attn_bwd_rows", "attn_bwd_keys", "attn_bwd_queries"]
     assert [k.name for k in module("q").kernels] == ["attn_bwd_rows", "attn_bwd_queries"]
-    assert [k.name for k in module("v").kernels] == ["attn_bwd_keys"]
+    assert [k.name for k in module("v").kernels] == ["attn_bwd_rows", "attn_bwd_keys"]
     alike = module("qkv", same_bits=False)
     assert [k.name for k in alike.kernels] == ["attn_bwd_rows", "attn_bwd_keys", "attn_bwd_cast_dq"]
     assert [k.name for k in module("q", same_bits=False).kernels] == ["attn_bwd_rows", "attn_bwd_queries"]
@@ -354,7 +358,7 @@ def test_deleted_ops_are_noticed() -> None:
                 unnoticed.append(" ".join(mutant.name.split()[1:4]))
             except VerifyError:
                 pass
-    assert unnoticed == ["S8 mma_sync d=rdK_sum", "W9s cta_sync"]
+    assert unnoticed == ["S11 mma_sync d=rdK_sum", "W9s cta_sync"]
 
 
 def test_a_missing_barrier_is_noticed_by_the_emulator() -> None:
@@ -370,6 +374,33 @@ def test_a_missing_barrier_is_noticed_by_the_emulator() -> None:
     broken.source = lower(broken.verified, "// mutant\n")
     with pytest.raises(EmulatorError, match="race"):
         trial.run(broken)
+
+
+def test_a_plan_passes_what_the_plain_way_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan of a GPU call, made with a stand-in for the device, against the plain way to pack parameters."""
+    launched = stand_in(monkeypatch).launched
+    q, k, v = qkv(sq=65, sk=65)
+    table, slopes = torch.randn(2, 129), torch.randn(2)
+    spec = Attention(mask=causal(), score=[lambda s, b, h, i, j: s + table[h, i - j + 64], attngen.alibi(slopes)])
+    kernel = attngen.compile(spec, head_dim=64).backward()
+    out, lse = torch.randn_like(q), torch.randn(q.shape[:3])
+    given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": out.flip(0)}
+    made = gradient.plan(kernel, given, spec.tensors, 0.125)
+    for _ in range(2):
+        launched.clear()
+        got = made.run(given, spec.tensors)
+        assert {n: t.shape for n, t in got.items()} == {n: {**given, **spec.tensors}[n].shape for n in got}
+    scalars = execute.scalars_of(q, k, 0.125)
+    spaces = workspaces(kernel.schedule, {n: x for n, x in scalars.items() if isinstance(x, int)}, q.device)
+    results = {x.name: torch.empty_strided(*x.layout, dtype=x.dtype) for x in made.results}
+    wanted = bind(kernel.schedule, {**given, **spec.tensors, **results, **spaces}, scalars, encode_emulator)
+    assert len(launched) == len(wanted) == len(kernel.schedule.kernels)
+    fresh = {*results, *spaces}
+    for (grid, threads, params), want in zip(launched, wanted, strict=True):
+        assert (grid, threads, len(params)) == (want.grid, want.kernel.threads, len(want.params))
+        layout, names = packer(want.kernel)
+        for name, one, other in zip(names, layout.unpack(params), layout.unpack(want.params), strict=True):
+            assert one == other or name in fresh
 
 
 def test_second_order_gradients_are_refused() -> None:

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from bench_cases import CPU, SMALL, Named, small, timed
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from attngen.bench import machine
-from attngen.bench.cases import GROUPS, Case, Data, Inputs, Pattern, flex_mods, make
+from attngen.bench.cases import GROUPS, Case, Data, Pattern, flex_mods, make
 from attngen.bench.check import Truth, poison
 from attngen.bench.contenders import Attngen, Call, FlashAttention3, Flex, Sdpa, UnsupportedError
 from attngen.bench.page import page
@@ -24,7 +25,7 @@ from attngen.bench.predict import predicted, visited
 from attngen.bench.record import FirstCall, Line, Record, RecordError
 from attngen.bench.run import run
 from attngen.bench.tables import fill, full, missing, table
-from attngen.bench.timing import Launch, Mode, Settings, Time, measure
+from attngen.bench.timing import Launch, Mode, Settings, measure
 from attngen.cli import bench as command
 from attngen.cli import main
 from attngen.errors import MissingToolError, SpecError
@@ -36,13 +37,6 @@ from attngen.target import SM80, SM90
 
 ROOT = Path(__file__).parent.parent
 RECORD = ROOT / "benchmarks" / "h200_forward.json"
-CPU = torch.device("cpu")
-SMALL = Case("grid", Pattern.CAUSAL, 2, 4, 2, 40, 72, 32, 16)
-
-
-def small(pattern: Pattern, **changes: Any) -> Inputs:
-    square = {"seqlen_k": SMALL.seqlen_q} if pattern is Pattern.DOCUMENT else {}  # one list of ids
-    return make(replace(SMALL, pattern=pattern, **square, **changes), CPU)
 
 
 # ---- cases ---------------------------------------------------------------------------------------------------------
@@ -194,7 +188,7 @@ def test_a_part_that_is_not_written_is_noticed() -> None:
     """A launch that computes nothing leaves the poison where the last contender's right result was."""
     inputs = small(Pattern.CAUSAL)
     b, h, s, _ = inputs.q.shape
-    at = poison((b, h, s, 16), (b, h, s), inputs.q)
+    at = poison([((b, h, s, 16), torch.bfloat16), ((b, h, s), torch.float32)], inputs.q)
     assert len(at) == 2
     verdict = Truth(inputs).check(Call(lambda: torch.full((b, h, s, 16), math.nan, dtype=torch.bfloat16)))
     assert verdict.error == math.inf and not verdict.ok
@@ -249,24 +243,6 @@ def test_the_model_speaks_of_chips_it_has_rates_for() -> None:
 
 
 # ---- a run ---------------------------------------------------------------------------------------------------------
-
-
-class Named:
-    def __init__(self, name: str, factor: float = 1.0, error: Exception | None = None) -> None:
-        self.name, self.factor, self.error = name, factor, error
-
-    def missing(self) -> str | None:
-        return None
-
-    def call(self, inputs: Inputs) -> Call:
-        if self.error:
-            raise self.error
-        exact, _ = reference(inputs.spec, inputs.q, inputs.k, inputs.v)
-        return Call(lambda: (exact * self.factor).bfloat16())
-
-
-def timed(calls: dict[str, Launch], mode: Mode, settings: Settings) -> dict[str, Time]:
-    return {name: Time(2.0 + len(name), 1.0, 30.0) for name in calls}
 
 
 def sample() -> Record:

@@ -16,9 +16,10 @@ import torch
 
 from attngen import expr as ex
 from attngen.cli import COMMANDS, main, parser
-from attngen.cli.request import SAMPLE_SHAPES, Samples, parse_config
+from attngen.cli.request import SAMPLE_SHAPES, Samples
 from attngen.cli.syntax import parse_mask, parse_scores
 from attngen.config import Config, FoldPolicy, HopperConfig, read
+from attngen.configtext import parse_config
 from attngen.errors import MissingToolError, SignatureError, SpecError
 from attngen.evaluate import evaluate
 from attngen.ir.schedule import Schedule
@@ -103,13 +104,14 @@ def test_scores(text: str, description: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("causl", "'causl' is not known. Allowed: full, causal, window, sliding_window, prefix_lm, document"),
+        ("causl", "'causl' is not known (did you mean 'causal'?). Allowed: full, causal, window, sliding_window"),
         ("causal &", "does not parse"),
         ("causal + full", "'causal + full' in 'causal + full' is not understood. Allowed: full, causal"),
         ("().__class__", "is not understood"),
         ("__import__('os')", "'__import__' is not known"),
         ("sliding_window(open('x'))", "the argument \"open('x')\" is not a number"),
-        ("sliding_window(True)", "the argument 'True' is not a number"),
+        ("sliding_window(True)", "size=True (bool)"),
+        ("sliding_window(None)", "the argument 'None' is not a number"),
         ("sliding_window()", "missing 1 required positional argument: 'size'"),
         ("sliding_window(0)", "size=0"),
         ("window(*(1, 2))", "is not a number"),
@@ -149,6 +151,11 @@ def test_sample_tensors() -> None:
     assert bias.variant.score.op is ex.Op.ADD
 
 
+def test_a_score_may_be_approximate() -> None:
+    (score,) = parse_scores("softcap(30, approximate=True)", SAMPLES.scores)
+    assert str(score) == "softcap(30, approximate)"
+
+
 def test_configurations() -> None:
     assert parse_config("m128n64w4s2c2") == Config(128, 64, 4, 2, 2)
     assert parse_config("m64n32w4") == Config(64, 32, 4, 1, 1)
@@ -156,6 +163,7 @@ def test_configurations() -> None:
         2, 128, 4, FoldPolicy.CONDITIONAL, issue=(1, 0)
     )
     assert parse_config("m128n64g2") == HopperConfig(2, 64, turns=False)
+    assert HopperConfig(1, 96).turns is False and HopperConfig(2, 96).turns is True
     with pytest.raises(SpecError, match="m128n64w4 with s1"):
         parse_config("128x64")
     with pytest.raises(SpecError, match=r"has m128. Allowed for g3: m192"):

@@ -10,10 +10,11 @@ from schedules import NAMES, schedule
 from attngen.commute import RULES, why_equal
 from attngen.errors import VerifyError
 from attngen.ir.mutate import Swap, mutants
-from attngen.ir.schedule import Schedule
+from attngen.ir.schedule import Schedule, Tiles
 from attngen.ir.verify import verify
 
 HOPPER = next(n for n in NAMES if n.startswith("text") and "causal_d128_bf16" in n)
+GRADIENTS = next(n for n in NAMES if n.startswith("sample backward_causal"))
 AMPERE = next(n for n in NAMES if n.startswith("sample causal_d64"))
 # pairs whose order matters, by the words of the mutant: no rule may speak for them
 ORDERED = [
@@ -51,7 +52,31 @@ def test_no_reason_where_the_order_matters(one: str, two: str) -> None:
     assert [why_equal(s) for s in found] == [""] * len(found)
 
 
-@pytest.mark.parametrize("name", [HOPPER, AMPERE])
+COPIES = [n for n in NAMES if n.startswith("text") and n.endswith(("cpasync", "unaligned"))]
+# of a load role whose threads copy
+ORDERED_COPIES = [
+    ("mbar_wait bar=K.free", "c"),
+    ("mbar_wait bar=V.free", "c"),
+    ("mbar_wait when={t == 0} bar=Q.free", "c"),
+    ("proxy", "mbar_arrive"),
+]
+
+
+@pytest.mark.parametrize("name", COPIES)
+@pytest.mark.parametrize(("one", "two"), ORDERED_COPIES)
+def test_no_reason_where_the_order_of_copies_matters(name: str, one: str, two: str) -> None:
+    """A slot is claimed before it is filled, made visible before it is handed over."""
+    found = []
+    for words, swap in swaps(schedule(name)).items():
+        pair = [w.partition(" ")[2] for w in words.split(" <-> ")]
+        if words.startswith("L") and pair[0].startswith(one) and pair[1].startswith(two):
+            found.append(swap)
+    assert found
+    assert [why_equal(s) for s in found] == [""] * len(found)
+
+
+@pytest.mark.parametrize("name", [HOPPER, AMPERE, *COPIES[:1], *COPIES[-1:]])
+@pytest.mark.parametrize("name", [HOPPER, AMPERE, GRADIENTS])
 def test_the_verifier_takes_what_has_a_reason(name: str) -> None:
     """A swap that is called equivalent is a schedule without a fault by the verifier's own rules, too."""
     reasons, wrong = set(), []
@@ -64,6 +89,20 @@ def test_the_verifier_takes_what_has_a_reason(name: str) -> None:
                 wrong.append(f"{mutant}: {reason}, but the verifier says {error}")
     assert wrong == []
     assert len(reasons) >= 4
+
+
+def test_a_barrier_that_is_needed_has_no_reason() -> None:
+    """Of gradients: the one between staging a tile and reading it, and the one in front of copies where it is alone."""
+    found = swaps(schedule(GRADIENTS))
+    (read,) = [s for n, s in found.items() if n.startswith("X0s cta_sync") and "mma_sync d=rdQ_sum" in n]
+    assert why_equal(read) == ""
+    (copies,) = [s for n, s in found.items() if n.startswith("W0s cta_sync") and "cp_async" in n]
+    assert "another barrier" in why_equal(copies)
+    item = copies.role.item
+    body = tuple(
+        replace(n, step=tuple(s for s in n.step if s.id != "X0s")) if isinstance(n, Tiles) else n for n in item.body
+    )
+    assert why_equal(replace(copies, role=replace(copies.role, item=replace(item, body=body)))) == ""
 
 
 def test_arithmetic_in_flight_has_no_reason() -> None:

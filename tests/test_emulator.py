@@ -37,6 +37,28 @@ COPY = """\
   st_v4(p.y + 4 * (i ^ 63), a, b, c, d);"""
 
 
+WORDS = """\
+  const int i = cta_id() * 64 + t;
+  cp_async_4(s + 4 * t, p.x + i, i < p.n ? 4 : 0);
+  cp_async_commit();
+  cp_async_wait<0>();
+  cta_sync();
+  float a, b;
+  ld_shared_v2_f32(a, b, s + 8 * (t % 32));
+  if (t >= 32) return;
+  float* y = (float*)p.y + cta_id() * 64 + 2 * t;
+  st_f32(y, a);
+  st_f32(y + 1, b);"""
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_copy_of_words(kernel: KernelMaker, mode: Mode) -> None:
+    """Words through cp.async, read in pairs; beyond n zeros are written and x is not read."""
+    x, y = np.arange(1, 101, dtype=np.float32).view(np.uint32), words(128)
+    kernel(WORDS)(x, y, n=100, grid=2, mode=mode, seed=3)
+    assert (y[:100] == x).all() and (y[100:] == 0).all()
+
+
 @pytest.mark.parametrize("mode", list(Mode))
 def test_copy(kernel: KernelMaker, mode: Mode) -> None:
     """A copy through cp.async, reversed and back; beyond n it writes zeros and does not touch x."""

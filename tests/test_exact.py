@@ -13,6 +13,7 @@ from support import DEVICES, MODES, qkv, run, run_mode, same_bits, target_name
 from torch import Tensor
 
 from attngen.emulator import Mode
+from attngen.signature import signature_of
 from attngen.spec import Attention
 from attngen.variants import causal, sliding_window, softcap
 
@@ -63,7 +64,7 @@ def powers(
 @EVERY_TARGET
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("sq", "sk", "d"), [(70, 150, 64), (33, 257, 32), (140, 300, 128)])
+@pytest.mark.parametrize(("sq", "sk", "d"), [(70, 150, 64), (33, 257, 32), (140, 300, 128), (90, 200, 256)])
 def test_powers_of_two(device: str, dtype: torch.dtype, sq: int, sk: int, d: int) -> None:
     """Softmax whose weights are powers of two with sum 1: out is one rounding of an exact sum, lse = shift * ln 2."""
     q, k, v, exact, shifts = powers(sq, sk, d, dtype)
@@ -112,6 +113,30 @@ def test_powers_of_two_under_a_causal_mask(device: str, dtype: torch.dtype, s: i
     assert same_bits(out, exact.to(dtype))
     want = logs.numpy().astype(np.float32) * np.float32(math.log(2.0))
     assert same_bits(lse.cpu()[0, 0], torch.from_numpy(want))
+
+
+@EVERY_TARGET
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("alignment", [2, 4, 8])
+@pytest.mark.parametrize(("s", "d"), [(150, 64), (140, 128)])
+def test_powers_of_two_in_rows_off_16_bytes(device: str, alignment: int, s: int, d: int) -> None:
+    """Copied by threads, on every target."""
+    q, k, v, exact, logs = causal_powers(s, d, torch.bfloat16)
+    for spec, want in ((Attention(mask=causal(), scale=unit_scale()), exact), (Attention(scale=unit_scale()), None)):
+        if want is None:
+            q, k, v, want, logs = powers(s, s, d, torch.bfloat16)
+        there = [off_16_bytes(t, alignment, device) for t in (q, k, v)]
+        assert signature_of(*there).alignment == alignment
+        out, lse = run(spec, *there)
+        assert same_bits(out, want.to(torch.bfloat16))
+        assert same_bits(lse.cpu()[0, 0], torch.from_numpy(logs.numpy().astype(np.float32) * np.float32(math.log(2.0))))
+
+
+def off_16_bytes(t: Tensor, alignment: int, device: str) -> Tensor:
+    """The same values in rows that start on multiples of so many bytes."""
+    late = alignment // t.element_size()
+    room = torch.zeros(*t.shape[:3], t.size(3) + 8 + late, dtype=t.dtype, device=device)
+    return room[..., late : late + t.size(3)].copy_(t)
 
 
 @EVERY_TARGET

@@ -9,8 +9,11 @@ from functools import cache
 
 import pytest
 
+from attngen.backward_pipeline import Asked
 from attngen.config import Config
+from attngen.emulator import Mode
 from attngen.faults import Judge, Verdict, document, report
+from attngen.gradient import BackwardKernel, backward_for
 from attngen.ir.mutate import Mutant, mutants
 from attngen.kernel import kernel_for
 from attngen.signature import IoType, Signature
@@ -37,8 +40,8 @@ def sampled() -> list[Mutant]:
 
 
 def test_the_kernel_itself_is_innocent() -> None:
-    assert len(judge().trials) == 3
-    assert [kind.value for kind, _, errors in judge().trials if not errors.ok] == []
+    assert len(judge().probes) == 3
+    assert [probe.kind.value for probe in judge().probes if not probe.ok] == []
 
 
 @pytest.mark.parametrize("number", range(COUNT))
@@ -46,6 +49,39 @@ def test_a_mutant_is_noticed(number: int) -> None:
     mutant = sampled()[number]
     verdict = judge().judge(mutant)
     assert not verdict.missed, f"{mutant}: neither the verifier nor the emulator notices"
+
+
+@cache
+def judge_of_gradients(same_bits: bool) -> Judge:
+    asked = Asked(frozenset("qkv"), dlse=False, same_bits=same_bits)
+    configs = (Config(64, 32, 4, 2),) * (2 if same_bits else 1)
+    kernel = backward_for(_spec().variant, Signature(IoType.BF16, 64, 64), target("sm80"), asked, configs)
+    return Judge.of(kernel, lambda shapes: _spec())
+
+
+@pytest.mark.parametrize("same_bits", [False, True])
+def test_kernels_of_gradients_are_innocent(same_bits: bool) -> None:
+    assert [probe.kind.value for probe in judge_of_gradients(same_bits).probes if not probe.ok] == []
+    text = report(judge_of_gradients(same_bits).kernel, ())
+    assert ("the same bits in every run" if same_bits else "in any order") in text
+
+
+@pytest.mark.parametrize("same_bits", [False, True])
+@pytest.mark.parametrize("number", range(4))
+def test_a_mutant_of_gradients_is_noticed(number: int, same_bits: bool) -> None:
+    judge = judge_of_gradients(same_bits)
+    mutant = random.Random(SEED).sample(list(mutants(judge.kernel.schedule)), 4)[number]
+    assert not judge.judge(mutant).missed, f"{mutant}: neither the verifier nor the emulator notices"
+
+
+def test_another_order_of_a_sum_has_other_bits() -> None:
+    """As right as the other, and not the same: where the same bits are promised, that is a fault."""
+    judge = judge_of_gradients(True)
+    kernel, (probe, *_) = judge.kernel, judge.probes
+    assert isinstance(kernel, BackwardKernel)
+    assert probe.finding(kernel, Mode.EAGER) == probe.finding(kernel, Mode.RANDOM) == ""
+    other = backward_for(kernel.variant, kernel.signature, kernel.target, kernel.asked, (Config(64, 48, 4, 2),) * 2)
+    assert "has other bits" in probe.finding(other, Mode.EAGER)
 
 
 @pytest.mark.parametrize("kind", ["cp_wait", "cta_sync", "cp_commit", "mma_sync"])

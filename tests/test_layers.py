@@ -16,7 +16,8 @@ PACKAGE = ROOT / "attngen"
 # and the levels (`ir`) do not know each other: passes are the first to see both. An entry covers what is below it,
 # unless a longer one does: the interpreter of a fold takes the monoid from the pass that derives it.
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("ground", ("errors", "env", "resources", "progress", "layout", "target", "config", "naming", "reads")),
+    ("ground", ("errors", "env", "resources", "progress", "layout", "target", "config", "configtext", "naming",
+                "reads")),
     (
         "expressions",
         ("expr", "exprtext", "fold", "sums", "rows", "interval", "evaluate", "proxy", "once", "trace", "functions",
@@ -31,7 +32,10 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("machines", ("runtime", "emulator")),
     ("kernels", ("tensormap", "worktable", "arguments", "kernel", "measured", "execute", "plan", "gradient")),
     ("instruments", ("files", "golden", "trial", "gradient_trial", "commute", "faults", "doctor", "bench.timing")),
-    ("operators", ("reads", "dispatch", "ops", "tune", "merge", "prepare", "described", "api", "compat")),
+    (
+        "operators",
+        ("reads", "keywords", "dispatch", "batching", "ops", "tune", "merge", "prepare", "described", "api", "compat"),
+    ),
     ("reports", ("draw", "bench")),
     ("command line", ("cli", "__main__")),
 )

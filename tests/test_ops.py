@@ -333,7 +333,7 @@ def test_plan_passes_what_bind_passes(mask: Mask, monkeypatch: pytest.MonkeyPatc
     work = workspaces(kernel.schedule, {n: x for n, x in scalars.items() if isinstance(x, int)}, q.device)
     tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **spec.tensors, **work}
     wanted = bind(kernel.schedule, tensors, scalars, encode_emulator)
-    assert len(launched) == len(wanted) == len(made.steps)
+    assert len(launched) == len(wanted) == len(made.launches.steps)
     for (grid, threads, params), want in zip(launched, wanted, strict=True):
         assert (grid, threads, len(params)) == (want.grid, want.kernel.threads, len(want.params))
         layout, names = packer(want.kernel)

@@ -53,6 +53,8 @@ class Renaming:
         elif kind == "Ring":
             changed["name"] = self.rings[value.name]
             changed["buffers"] = tuple(self.names[b] for b in value.buffers)
+        elif kind in ("CpCommit", "CpWait"):
+            changed["group"] = self.rings[value.group]
         elif kind == "Stmt":
             changed["target"] = self.names.get(value.target, value.target)
         if "scaled" in changed:
@@ -61,7 +63,7 @@ class Renaming:
 
 
 def scheduled(program: Program, signature: Signature, config: HopperConfig) -> Schedule:
-    plan = hopper.stage(program, SM90, hopper.output_pieces(config, signature, SM90))
+    plan = hopper.stage(program, signature, SM90, hopper.output_pieces(config, signature, SM90))
     return hopper.allocate(hopper.synchronize(hopper.expand(plan, config.slots), config.turns))
 
 
@@ -71,8 +73,17 @@ def scheduled(program: Program, signature: Signature, config: HopperConfig) -> S
 def test_passes_name_no_value(variant: str, order: Any, policy: FoldPolicy) -> None:
     """The schedule of a program with other names is the schedule with other names."""
     specs = {"causal": CAUSAL, "capped window": Attention(mask=sliding_window(300), score=softcap(5.0))}
-    config, signature = ordered(order, policy), Signature(IoType.BF16, 64, 64)
-    program = level("place", specs[variant], config, 64)
+    same_by_other_names(specs[variant], ordered(order, policy), 16)
+
+
+@pytest.mark.parametrize("alignment", [2, 8])
+def test_nor_where_threads_copy(alignment: int) -> None:
+    same_by_other_names(CAUSAL, ordered(OVERLAPPED, FoldPolicy.REFERENCE), alignment)
+
+
+def same_by_other_names(spec: Attention, config: HopperConfig, alignment: int) -> None:
+    signature = Signature(IoType.BF16, 64, 64, alignment)
+    program = level("place", spec, config, 64)
     assert isinstance(program, Program)
     rename = Renaming(program)
     renamed = rename(program)

@@ -17,11 +17,11 @@ from torch import Tensor
 from attngen.config import FoldPolicy, HopperConfig
 from attngen.functions import where
 from attngen.ir.graph import Fold, Graph, Map, Mask
-from attngen.ir.interpret import ProgramRun, run_program
+from attngen.ir.interpret import ProgramRun, _Item, run_program
 from attngen.ir.ops import Map as MapOp
 from attngen.ir.ops import Op, Reduce, ReduceKind
 from attngen.ir.program import Program
-from attngen.ir.schedule import Guard
+from attngen.ir.schedule import Guard, Step
 from attngen.passes.policy import ACCUMULATOR, policies
 from attngen.passes.ranges import VisitSource, ranges
 from attngen.pipelines import graph_levels, tile_levels
@@ -223,6 +223,25 @@ def test_rows_that_start_masked(policy: FoldPolicy) -> None:
     for size in (1.0, -500.0, 3e4):
         tensors = by_key(size * torch.ones(sk, dtype=torch.float64), sq)
         equal(run(spec, policy, tensors).outputs, truth, tensors, atol=1e-8)
+
+
+@pytest.mark.parametrize("policy", [FoldPolicy.REFERENCE, FoldPolicy.ANTICIPATED], ids=lambda p: p.value)
+def test_hidden_tiles_are_not_done_again(policy: FoldPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row sees all keys, the others only the first tile, which comes last: that is the only one done again."""
+    entered: list[int] = []
+    plain = _Item.steps
+
+    def counted(item: _Item, ops: tuple[Step, ...], cls: str = "") -> None:
+        guards = [g for g in item.program.loop.body if isinstance(g, Guard) and g.body is ops]
+        entered.extend(1 for g in guards if any(isinstance(op, Reduce) for op in g.body))
+        plain(item, ops, cls)
+
+    monkeypatch.setattr(_Item, "steps", counted)
+    spec = Attention(mask=lambda b, h, i, j: (i == 0) | (j < BLOCK))
+    truth = Truth(lambda b, h, i, j: (i == 0) | (j < BLOCK))
+    tensors = by_key(torch.zeros(6 * BLOCK, dtype=torch.float64), 8, noise=0.01)
+    equal(run(spec, policy, tensors).outputs, truth, tensors)
+    assert len(entered) == 1
 
 
 @pytest.mark.parametrize("policy", FoldPolicy, ids=lambda p: p.value)

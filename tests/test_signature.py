@@ -42,6 +42,12 @@ def test_alignment_looks_at_addresses_and_used_strides() -> None:
     assert signature_of(odd, k, v).alignment == 2
     wide = torch.zeros(2, 2, 7, 65, dtype=q.dtype)[..., :64]
     assert signature_of(q, wide, v).alignment == 2
+    for elements, alignment in ((2, 4), (4, 8), (6, 4), (8, 16)):
+        wide = torch.zeros(2, 2, 7, 64 + elements, dtype=q.dtype)[..., :64]
+        assert signature_of(q, wide, v).alignment == alignment
+        late = torch.zeros(q.numel() + elements, dtype=q.dtype)[elements:].view(q.shape)
+        assert signature_of(late, k, v).alignment == alignment
+    wide = torch.zeros(2, 2, 7, 65, dtype=q.dtype)[..., :64]
     assert signature_of(q, wide[:, :, :1], v).alignment == 2  # the strides of batch and head are odd too
     assert signature_of(q, wide[:1, :1, :1], v).alignment == 16
     assert signature_of(q, k[:, :, :1].expand(k.shape), v).alignment == 16
@@ -62,8 +68,8 @@ def test_head_dims(dims: tuple[int, int], words: str) -> None:
 
 
 def test_alignment_values() -> None:
-    with pytest.raises(SignatureError, match="alignment=4"):
-        Signature(IoType.BF16, 64, 64, 4)
+    with pytest.raises(SignatureError, match=r"alignment=32 is not supported\. Allowed: 2, 4, 8, 16"):
+        Signature(IoType.BF16, 64, 64, 32)
 
 
 def test_shapes() -> None:

@@ -101,11 +101,6 @@ def test_rounds_of_phases_leave_no_masked_tile_to_the_full_class() -> None:
     assert torch.allclose(out.double(), want, atol=5e-3)
 
 
-def test_unaligned_rows_are_a_clear_error() -> None:
-    with pytest.raises(attngen.errors.SpecError, match=r"sm90.*no schedule for rows aligned to 2 bytes.*sm80"):
-        attngen.compile(Attention(mask=causal()), head_dim=64, alignment=2, target="sm90")
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("path", TEXTS, ids=lambda p: p.stem)

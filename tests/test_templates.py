@@ -93,11 +93,12 @@ def test_a_missing_argument_is_an_error() -> None:
 
 # Macros without an op of the same name: parts of a macro, control flow, and how work is found.
 PARTS = {"map_rows", "map_cols", "map_elems", "add_element", "when", "tiles", "store_f32", "store_packed"}
+PARTS |= {"load_pair", "store_pair", "sum_lanes"}
 PARTS |= {"kernel_roles", "role", "items", "phase", "tiles_drained", "guard", "ring_armed", "ring_closed"}
 PARTS |= {"tiles_alternating", "item_keys"}
 # One op, several spellings: the place of an operand decides in Python.
 SPELLINGS = {"mma_sync_ss": "mma_sync", "mma_sync_rs": "mma_sync", "mma_sync_ts": "mma_sync", "reduce_quad": "reduce"}
-SPELLINGS |= {"st_packed": "st_frag"}
+SPELLINGS |= {"st_packed": "st_frag", "cp_async_narrow": "cp_async"}
 SPELLINGS |= {"wgmma_ss": "wgmma", "wgmma_rs": "wgmma", "mbar_arrive_warp": "mbar_arrive", "st_matrix": "st_frag"}
 
 

@@ -14,6 +14,7 @@ from attngen import functions as fn
 from attngen.errors import TraceError
 from attngen.evaluate import evaluate
 from attngen.expr import DType
+from attngen.functions import where
 from attngen.spec import Attention, Storage
 from attngen.variants import MaskLike, causal
 
@@ -247,6 +248,22 @@ def test_dtypes() -> None:
 def test_numpy_numbers_are_constants() -> None:
     np = pytest.importorskip("numpy")
     assert score_text(lambda s, b, h, i, j: np.float32(2) * s + np.int64(3)) == "2.0 * score + 3.0"
+    assert score_text(lambda s, b, h, i, j: np.array(2.0) * s - np.float64(1)) == "2.0 * score - 1.0"
+    assert score_text(lambda s, b, h, i, j: where(np.int64(3) < i, s, 0.0)) == "where(i > 3, score, 0.0)"
+
+
+@pytest.mark.parametrize("name", ["tanh", "where", "abs", "array", "maximum"])
+def test_numpy_functions_are_refused(name: str) -> None:
+    np = pytest.importorskip("numpy")
+    calls = {"where": lambda s: np.where(s > 0, s, 0.0), "maximum": lambda s: np.maximum(s, 0.0)}
+    with pytest.raises(TraceError, match=r"`numpy\.\w+` is called on a traced value.*`torch.tanh\(x\)`"):
+        score_text(lambda s, b, h, i, j: calls.get(name, getattr(np, name))(s))
+
+
+def test_numpy_arrays_are_refused() -> None:
+    np = pytest.importorskip("numpy")
+    with pytest.raises(TraceError, match=r"ndarray of several numbers.*torch\.tensor\(values\)"):
+        score_text(lambda s, b, h, i, j: s * np.array([1.0, 2.0]))
 
 
 @pytest.mark.parametrize("mask", [lambda b, h, i, j: (i // 0) == 0, lambda b, h, i, j: (i % 0) == 0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any
@@ -44,11 +44,12 @@ class Data(Enum):
 
 class Direction(Enum):
     FORWARD = "forward"
+    BACKWARD = "backward"  # alone: gradients of q, k, v and of a captured table
 
     @property
-    def products(self) -> int:
-        """Products of two matrices of rank D or Dv over the visible pairs."""
-        return {"forward": 2}[self.value]
+    def products(self) -> tuple[int, int]:
+        """How many products over the visible pairs contract or give D, and how many Dv."""
+        return {"forward": (1, 1), "backward": (3, 2)}[self.value]
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class Case:
         lengths = f"S{self.seqlen_q}" + (f"x{self.seqlen_k}" if self.seqlen_k != self.seqlen_q else "")
         heads = f"H{self.heads}" + (f"/{self.kv_heads}" if self.kv_heads != self.heads else "")
         growing = ", growing keys" if self.data is Data.GROWING else ""
+        growing += ", backward" if self.direction is Direction.BACKWARD else ""
         return f"{self.pattern.value}{growing} {dims} {lengths} B{self.batch} {heads}"
 
 
@@ -85,6 +87,12 @@ class Inputs:
     v: Tensor
     spec: Attention
     more: dict[str, Tensor]  # of the variant, for those who write it otherwise
+    dout: Tensor | None = field(default=None)  # where gradients are measured
+
+    @property
+    def leaves(self) -> tuple[Tensor, ...]:
+        """What gradients are taken of."""
+        return tuple(t for t in (self.q, self.k, self.v, *self.more.values()) if t.requires_grad)
 
     @cached_property
     def visible(self) -> float:
@@ -104,7 +112,8 @@ class Inputs:
     def operations(self) -> float:
         """Of the products over visible pairs; a multiplication and an addition are two."""
         c = self.case
-        return c.direction.products * self.visible * c.batch * c.heads * (c.head_dim + c.head_dim_v)
+        of_d, of_dv = c.direction.products
+        return 2 * self.visible * c.batch * c.heads * (of_d * c.head_dim + of_dv * c.head_dim_v)
 
 
 def make(case: Case, device: torch.device, seed: int = 0) -> Inputs:
@@ -130,7 +139,11 @@ def make(case: Case, device: torch.device, seed: int = 0) -> Inputs:
     elif case.pattern is Pattern.TABLE:
         shape = (case.heads, case.seqlen_q + case.seqlen_k - 1)
         more["table"] = torch.randn(shape, device=device, generator=random)
-    return Inputs(case, q, k, v, _spec(case, more), more)
+    if case.direction is Direction.FORWARD:
+        return Inputs(case, q, k, v, _spec(case, more), more)
+    for t in (q, k, v, *(more[n] for n in more if n == "table")):
+        t.requires_grad_()
+    return Inputs(case, q, k, v, _spec(case, more), more, normal(case.seqlen_q, case.heads, case.head_dim_v))
 
 
 def _spec(case: Case, more: dict[str, Tensor]) -> Attention:
@@ -231,3 +244,8 @@ GROUPS: dict[str, Callable[[], Iterator[Case]]] = {
     "grid": _grid, "head-dims": _head_dims, "groups": _groups, "lengths": _lengths, "variants": _variants,
     "growing": _growing,
 }  # fmt: skip
+
+def backward(group: str) -> Iterator[Case]:
+    """The cases of a group, of the backward pass alone."""
+    name = f"backward-{group}"
+    yield from (replace(case, group=name, direction=Direction.BACKWARD) for case in GROUPS[group]())

@@ -17,6 +17,8 @@ from attngen.bench.cases import CAP, WINDOW, Inputs, Pattern, flex_mods
 from attngen.errors import AttngenError
 from attngen.target import SM80, Target
 
+SAME_BITS = " same bits"
+
 
 class UnsupportedError(AttngenError):
     """A contender does not compute a case. The message is the reason, for the record."""
@@ -24,10 +26,10 @@ class UnsupportedError(AttngenError):
 
 @dataclass(frozen=True)
 class Call:
-    """`run` is what is timed; `output` finds [B, H, S, Dv] in what it gave."""
+    """`run` is what is timed; `output` finds [B, H, S, Dv] in what it gave, or the gradients of `Inputs.leaves`."""
 
     run: Callable[[], Any]
-    output: Callable[[Any], Tensor] = lambda given: given
+    output: Callable[[Any], Any] = lambda given: given
 
 
 class Contender(Protocol):
@@ -41,6 +43,14 @@ class Contender(Protocol):
     def call(self, inputs: Inputs) -> Call:
         """Raises UnsupportedError where it does not compute this case."""
         ...
+
+
+def call_of(inputs: Inputs, forward: Callable[[], Any]) -> Call:
+    """The forward pass, or the backward pass of one that has run."""
+    if inputs.dout is None:
+        return Call(forward)
+    out, leaves = forward(), inputs.leaves
+    return Call(lambda: torch.autograd.grad(out, leaves, inputs.dout, retain_graph=True))
 
 
 @dataclass(frozen=True)
@@ -59,7 +69,7 @@ class Attngen:
     def call(self, inputs: Inputs) -> Call:
         q, k, v, spec = inputs.q, inputs.k, inputs.v, inputs.spec
         target = self.target.name if self.target else None
-        return Call(lambda: attention(q, k, v, spec=spec, target=target))
+        return call_of(inputs, lambda: attention(q, k, v, spec=spec, target=target))
 
 
 @dataclass(frozen=True)
@@ -85,7 +95,7 @@ class Sdpa:
             with sdpa_kernel(self.backend):
                 return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
 
-        return Call(run)
+        return call_of(inputs, run)
 
 
 @dataclass(frozen=True)
@@ -112,6 +122,11 @@ class FlashAttention3:
         q, k, v = (t.transpose(1, 2) for t in (inputs.q, inputs.k, inputs.v))
         causal = case.pattern is not Pattern.FULL
 
+        if inputs.dout is not None:
+            if more:
+                raise UnsupportedError("gradients are asked for without a variant's arguments")
+            return self.gradients(inputs, False)
+
         def output(given: Any) -> Tensor:
             out: Tensor = given[0] if isinstance(given, tuple) else given
             return out.transpose(1, 2)
@@ -121,6 +136,24 @@ class FlashAttention3:
         scale = inputs.spec.scale_for(case.head_dim)
         operator = torch.ops.flash_attn_3.fwd  # an AttributeError where fa3 registers none is its reason
         return Call(lambda: operator(q, k, v, softmax_scale=scale, is_causal=causal, num_splits=1, **more), output)
+
+    @staticmethod
+    def gradients(inputs: Inputs, same_bits: bool) -> Call:
+        """By its operator, without autograd's time."""
+        q, k, v = (t.detach().transpose(1, 2) for t in (inputs.q, inputs.k, inputs.v))
+        assert inputs.dout is not None
+        dout, causal = inputs.dout.transpose(1, 2), inputs.case.pattern is Pattern.CAUSAL
+        out, lse = import_module("fa3").forward(q, k, v, causal=causal)
+        scale = inputs.spec.scale_for(q.size(3))
+
+        def run() -> tuple[Tensor, ...]:
+            made = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+            torch.ops.flash_attn_3.bwd(
+                dout, q, k, v, out, lse, *made, softmax_scale=scale, is_causal=causal, deterministic=same_bits
+            )
+            return made
+
+        return Call(run, lambda given: tuple(t.transpose(1, 2) for t in given))
 
 
 def flash3_arguments(pattern: Pattern) -> dict[str, float]:
@@ -163,15 +196,54 @@ class Flex:
         torch._dynamo.reset()  # else its limit of recompilations ends the run
         compiled: Any = torch.compile(flex_attention, dynamic=False)
         grouped = case.heads != case.kv_heads
-        return Call(lambda: compiled(q, k, v, score_mod=score_mod, block_mask=blocks, enable_gqa=grouped))
+        with torch._functorch.config.patch(donated_buffer=False):  # the backward pass is run again and again
+            return call_of(
+                inputs, lambda: compiled(q, k, v, score_mod=score_mod, block_mask=blocks, enable_gqa=grouped)
+            )
 
 
-PEERS: tuple[Contender, ...] = (
-    Sdpa("cuDNN", SDPBackend.CUDNN_ATTENTION), Sdpa("FlashAttention-2", SDPBackend.FLASH_ATTENTION), FlashAttention3(),
-    Flex(),
-)  # fmt: skip
+@dataclass(frozen=True)
+class SameBits:
+    """Gradients that are the same bits in every run, as torch.use_deterministic_algorithms asks for."""
+
+    of: Attngen | Sdpa | FlashAttention3
+
+    @property
+    def name(self) -> str:
+        return self.of.name + SAME_BITS
+
+    def missing(self) -> str | None:
+        return self.of.missing()
+
+    def call(self, inputs: Inputs) -> Call:
+        if isinstance(self.of, FlashAttention3):
+            self.of.call(inputs)  # says what it does not compute
+            return self.of.gradients(inputs, True)
+        call = self.of.call(inputs)
+        return Call(lambda: _deterministic(call.run), call.output)
+
+
+def _deterministic(run: Callable[[], Any]) -> Any:
+    """Without the NaN that torch would write to fresh memory, which is for debugging."""
+    settings = torch.utils.deterministic
+    fill, settings.fill_uninitialized_memory = settings.fill_uninitialized_memory, False  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(True)
+    try:
+        return run()
+    finally:
+        torch.use_deterministic_algorithms(False)
+        settings.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+
+
+FLASH_2, FLASH_3 = Sdpa("FlashAttention-2", SDPBackend.FLASH_ATTENTION), FlashAttention3()
+PEERS: tuple[Contender, ...] = (Sdpa("cuDNN", SDPBackend.CUDNN_ATTENTION), FLASH_2, FLASH_3, Flex())
+BACKWARD_PEERS: tuple[Contender, ...] = (*PEERS, SameBits(FLASH_2), SameBits(FLASH_3))
 
 
 def own(capability: tuple[int, int]) -> tuple[Contender, ...]:
     """attngen as it is called; on Hopper beside what it makes without Hopper's instructions."""
     return (Attngen(), Attngen(SM80)) if capability[0] >= 9 else (Attngen(),)
+
+
+def own_backward(capability: tuple[int, int]) -> tuple[Contender, ...]:
+    return (*own(capability), SameBits(Attngen()))

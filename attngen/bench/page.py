@@ -6,17 +6,34 @@ from collections.abc import Iterator
 
 from attngen.bench.cases import Case
 from attngen.bench.record import Record
-from attngen.bench.tables import CUDNN, FA2, FA3, FLEX, OWN, OWN_SM80, first, full, missing, names
+from attngen.bench.tables import (
+    CUDNN,
+    FA2,
+    FA2_SAME,
+    FA3,
+    FA3_SAME,
+    FLEX,
+    OWN,
+    OWN_SAME,
+    OWN_SM80,
+    first,
+    full,
+    missing,
+    names,
+)
 from attngen.bench.timing import Mode
 from attngen.draw.page import Section, html
 from attngen.draw.picture import Line, Picture, Rect, Text, ticks
 
 LEFT, WIDE, BAR, SPACE, TOP = 250, 800, 10, 12, 26
 KINDS = {OWN: "c0", OWN_SM80: "c1", CUDNN: "c4", FA3: "c2", FA2: "c3", FLEX: "c5"}
+KINDS |= {OWN_SAME: "c7", FA3_SAME: "c8", FA2_SAME: "c9"}
 SHOWN = ("device", "date", "torch", "cuda", "cudnn", "triton", "attngen", "python")
 TITLES = {
     "grid": "Full and causal", "head-dims": "Head dims", "groups": "Grouped heads", "lengths": "Other lengths",
     "variants": "Variants", "growing": "Keys that grow towards the first",
+    "backward-grid": "Backward, full and causal", "backward-head-dims": "Backward, head dims",
+    "backward-groups": "Backward, grouped heads", "backward-variants": "Backward, variants",
 }  # fmt: skip
 
 

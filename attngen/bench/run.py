@@ -9,7 +9,7 @@ import torch
 
 from attngen.bench import machine
 from attngen.bench.cases import Case, Inputs, make
-from attngen.bench.check import Truth, Verdict
+from attngen.bench.check import Verdict, truth_of
 from attngen.bench.contenders import Attngen, Call, Contender
 from attngen.bench.predict import predicted
 from attngen.bench.record import Absent, Line, Record
@@ -39,7 +39,7 @@ def by_model(on: torch.device, now: dict[str, str]) -> Predict:
     mhz = machine.highest_clock(now)
 
     def predict(contender: Contender, inputs: Inputs) -> float | None:
-        if not isinstance(contender, Attngen) or mhz is None:
+        if not isinstance(contender, Attngen) or mhz is None or inputs.dout is not None:
             return None
         return predicted(inputs, contender.target, machine.capability(on), machine.sms(on), mhz)
 
@@ -71,7 +71,7 @@ def run(
 
 def _ready(record: Record, inputs: Inputs, present: Sequence[Contender]) -> tuple[dict[str, Call], dict[str, Verdict]]:
     """The calls that compute the case rightly; the others are noted as absent, with the reason."""
-    truth = Truth(inputs)
+    truth = truth_of(inputs)
     calls: dict[str, Call] = {}
     verdicts: dict[str, Verdict] = {}
     for c in present:
@@ -84,7 +84,7 @@ def _ready(record: Record, inputs: Inputs, present: Sequence[Contender]) -> tupl
             if verdict.ok:
                 calls[c.name], verdicts[c.name] = call, verdict
             else:
-                found = f"an error of {verdict.error:.2e} in {len(truth.rows)} rows; allowed {verdict.allowed:.2e}"
+                found = f"an error of {verdict.error:.2e} in {truth.sample}; allowed {verdict.allowed:.2e}"
                 record.absent.append(Absent(inputs.case, c.name, f"wrong: {found}"))
     return calls, verdicts
 

@@ -14,7 +14,8 @@ from attngen.errors import SpecError
 
 CUDNN, FA2, FA3, FLEX = "cuDNN", "FlashAttention-2", "FlashAttention-3", "FlexAttention"
 OWN, OWN_SM80 = "attngen", "attngen sm80"
-ORDER = (OWN, OWN_SM80, CUDNN, FA3, FA2, FLEX)
+OWN_SAME, FA3_SAME, FA2_SAME = (f"{name} same bits" for name in (OWN, FA3, FA2))
+ORDER = (OWN, OWN_SM80, OWN_SAME, CUDNN, FA3, FA3_SAME, FA2, FA2_SAME, FLEX)
 HOLE = re.compile(r"<!-- generated: ([\w-]+) -->\n(.*?)<!-- /generated -->", re.DOTALL)
 
 
@@ -73,6 +74,23 @@ def _summary(record: Record) -> str:
     return f"{said}\n\n{markdown(Table(head, tuple(rows)))}"
 
 
+def _backward_summary(record: Record) -> str:
+    """The middle length of the grid, for the README."""
+    rows = []
+    for case in record.cases("backward-grid"):
+        if case.seqlen_q == 4096:
+            own, old, same = (record.find(case, n) for n in (OWN, OWN_SM80, OWN_SAME))
+            rows.append((
+                str(case.head_dim), case.pattern.value, speed(own), ratio(own, record.find(case, CUDNN)),
+                ratio(own, record.find(case, FA3)), ratio(old, record.find(case, FA2)),
+                ratio(same, record.find(case, FA3_SAME)), ratio(same, record.find(case, FA2_SAME)),
+            ))  # fmt: skip
+    head = ("D", "case", OWN, f"to {CUDNN}", f"to {FA3}", f"{OWN_SM80}, to {FA2}", f"same bits, to {FA3}",
+            f"same bits, to {FA2}")  # fmt: skip
+    said = f"Backward alone, bf16, S = 4096, B = 4, H·D = 2048, TFLOP/s and ratios of {environment(record)}:"
+    return f"{said}\n\n{markdown(Table(head, tuple(rows)))}"
+
+
 def full(record: Record, group: str, mode: Mode) -> Table:
     """Every case of a group: TFLOP/s of all, and how many times as fast attngen is."""
     cases = record.cases(group)
@@ -126,5 +144,7 @@ def missing(record: Record) -> Iterator[str]:
 TABLES: dict[str, Callable[[Record], str]] = {
     "summary": _summary, "first-call": lambda record: markdown(first(record)), "missing": _missing,
     **{g: _full(g, Mode.GAPS) for g in ("grid", "head-dims", "groups", "lengths", "variants", "growing")},
+    **{g: _full(g, Mode.GAPS) for g in (f"backward-{g}" for g in ("grid", "head-dims", "groups", "variants"))},
+    "backward-summary": _backward_summary,
     "grid-back-to-back": _full("grid", Mode.STEADY),
 }  # fmt: skip

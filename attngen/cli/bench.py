@@ -1,4 +1,4 @@
-"""`attngen bench`: forward kernels beside their peers, in one run."""
+"""`attngen bench`: kernels beside their peers, in one run: of the forward pass, or of the backward pass alone."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from attngen.bench.timing import Mode
 
 GROUPS = ("grid", "head-dims", "groups", "lengths", "variants", "growing", "first-call")
+BACKWARD_GROUPS = ("grid", "head-dims", "groups", "variants")
 PEERS = ("cuDNN", "FlashAttention-2", "FlashAttention-3", "FlexAttention")
 MODES = {"gaps": ("GAPS",), "steady": ("STEADY",), "both": ("GAPS", "STEADY")}
 
@@ -25,11 +26,16 @@ def register(commands: Commands) -> None:
         commands,
         "bench",
         run,
-        "measure forward kernels beside cuDNN, FlashAttention and FlexAttention, where this machine has them",
+        "measure kernels beside cuDNN, FlashAttention and FlexAttention, where this machine has them",
         "attngen bench --groups grid --json h200.json --html h200.html\n"
+        "  attngen bench --backward --groups grid,variants --json h200_backward.json\n"
         "  attngen bench --read h200.json --html h200.html --tables README.md",
     )
     parser.add_argument("--groups", default="grid", metavar="LIST", help=f"{', '.join(GROUPS)}, or all (default: grid)")
+    parser.add_argument(
+        "--backward", action="store_true",
+        help=f"the backward pass alone, also with the same bits in every run; groups: {', '.join(BACKWARD_GROUPS)}",
+    )  # fmt: skip
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name has this, as in 'causal D128'")
     parser.add_argument("--peers", default="all", metavar="LIST", help=f"{', '.join(PEERS)}; all (default), or none")
     parser.add_argument(
@@ -60,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         path.write_text(fill(path.read_text(encoding="utf-8"), record), encoding="utf-8")
         print(path)
     if not (arguments.html or arguments.tables):
-        for group in GROUPS[:-1]:
+        for group in (*GROUPS[:-1], *(f"backward-{g}" for g in BACKWARD_GROUPS)):
             if record.cases(group):
                 print(f"{group}, TFLOP/s\n{table(group, record)}\n")
         if record.first_calls:
@@ -76,9 +82,9 @@ def measured(arguments: argparse.Namespace) -> Record:
     from attngen.bench.run import run as run_cases
     from attngen.bench.timing import Mode, Settings
 
-    groups = chosen("--groups", arguments.groups, GROUPS)
+    groups = chosen("--groups", arguments.groups, BACKWARD_GROUPS if arguments.backward else GROUPS)
     on = machine.device()
-    contenders = contenders_of(arguments.peers, machine.capability(on))
+    contenders = contenders_of(arguments.peers, machine.capability(on), arguments.backward)
     modes: list[Mode] = [Mode[name] for name in MODES[arguments.mode]]
     settings = Settings(rounds=arguments.rounds)
 
@@ -90,7 +96,7 @@ def measured(arguments: argparse.Namespace) -> Record:
         print(text, file=sys.stderr, flush=True)
 
     record = begin(on, contenders, modes, settings)
-    cases = cases_of(groups, arguments.only)
+    cases = cases_of(groups, arguments.only, arguments.backward)
     predict = by_model(on, record.clocks["before"])
     run_cases(record, cases, contenders, modes, settings, on, say, keep, predict=predict)
     if "first-call" in groups:
@@ -104,6 +110,7 @@ def measured(arguments: argparse.Namespace) -> Record:
 
 def chosen(option: str, text: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
     """The names of a comma list, in the order of `allowed`."""
+    from attngen.cli.syntax import meant
     from attngen.errors import SpecError
 
     named = {part.strip() for part in text.split(",")}
@@ -111,18 +118,24 @@ def chosen(option: str, text: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
         return allowed
     unknown = sorted(named - set(allowed) - {""})
     if unknown:
-        raise SpecError(f"{option}: {', '.join(unknown)} is not known. Allowed: {', '.join(allowed)}, all")
+        named_wrong = ", ".join(f"{name}{meant(name, allowed)}" for name in unknown)
+        raise SpecError(f"{option}: {named_wrong} is not known. Allowed: {', '.join(allowed)}, all")
     return tuple(name for name in allowed if name in named)
 
 
-def cases_of(groups: tuple[str, ...], only: str) -> list[Case]:
+def cases_of(groups: tuple[str, ...], only: str, backward: bool = False) -> list[Case]:
     from attngen.bench.cases import GROUPS as MAKERS
+    from attngen.bench.cases import backward as backward_cases
 
-    return [case for group in groups if group in MAKERS for case in MAKERS[group]() if only in str(case)]
+    made = (backward_cases(group) if backward else MAKERS[group]() for group in groups if group in MAKERS)
+    return [case for cases in made for case in cases if only in str(case)]
 
 
-def contenders_of(peers: str, capability: tuple[int, int]) -> tuple[Contender, ...]:
+def contenders_of(peers: str, capability: tuple[int, int], backward: bool = False) -> tuple[Contender, ...]:
     from attngen.bench import contenders
 
     names = () if peers == "none" else chosen("--peers", peers, PEERS)
+    if backward:  # a peer brings its deterministic mode with it
+        more = (p for p in contenders.BACKWARD_PEERS if p.name.removesuffix(contenders.SAME_BITS) in names)
+        return (*contenders.own_backward(capability), *more)
     return (*contenders.own(capability), *(p for p in contenders.PEERS if p.name in names))

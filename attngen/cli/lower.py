@@ -130,16 +130,17 @@ def _named(names: set[str]) -> str:
 
 def signature(schedule: Schedule) -> Signature:
     """What the tensors of a schedule say of the kernel's compile-time properties."""
-    from attngen.ir.ops import CopyTile
+    from attngen.ir.ops import CopyTile, CpAsync
     from attngen.ir.schedule import Elem, ops_of
-    from attngen.signature import IoType, Signature
+    from attngen.signature import ELEMENT_BYTES, VECTOR_BYTES, IoType, Signature
 
     main = schedule.kernels[-1]
     half = next(t.elem for t in main.tensors if t.name == "q") is Elem.F16
-    slow = any(isinstance(op, CopyTile) for _, op in ops_of(main))
+    copies = [op for _, op in ops_of(main) if isinstance(op, CopyTile | CpAsync)]
+    alignment = min((op.bytes if isinstance(op, CpAsync) else ELEMENT_BYTES for op in copies), default=VECTOR_BYTES)
     dtype = IoType.FP16 if half else IoType.BF16
     strided = tuple(sorted(t.name for t in main.tensors if t.strided))
-    return Signature(dtype, schedule.head_dim_qk, schedule.head_dim_v, 2 if slow else 16, strided)
+    return Signature(dtype, schedule.head_dim_qk, schedule.head_dim_v, alignment, strided)
 
 
 def emulate_it(module: Generated, arguments: argparse.Namespace, progress: Progress) -> int:

@@ -6,8 +6,9 @@ another way to write `softcap(30)`."""
 from __future__ import annotations
 
 import ast
+import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from attngen.errors import SpecError
@@ -85,7 +86,7 @@ def _made(option: str, node: ast.expr, text: str, makers: Mapping[str, Callable[
             found = f"{ast.unparse(node)!r} in {text!r}"
             raise SpecError(f"{option}: {found} is not understood. Allowed: {_list(makers)}{operators}")
     if name not in makers:
-        raise SpecError(f"{option}: {name!r} is not known. Allowed: {_list(makers)}")
+        raise SpecError(f"{option}: {name!r} is not known{meant(name, makers)}. Allowed: {_list(makers)}")
     values = [_argument(option, a) for a in args]
     named = {k.arg: _argument(option, k.value) for k in keywords if k.arg is not None}
     try:
@@ -99,10 +100,18 @@ def _argument(option: str, node: ast.expr) -> Argument:
         value = ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError):
         value = None
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
+    if not isinstance(value, int | float | str):
         found = ast.unparse(node)
-        raise SpecError(f"{option}: the argument {found!r} is not a number. Allowed: numbers, and strings in quotes")
+        raise SpecError(
+            f"{option}: the argument {found!r} is not a number. Allowed: numbers, True, False, and strings in quotes"
+        )
     return value
+
+
+def meant(name: str, allowed: Iterable[str]) -> str:
+    """What may have been meant by a name that is not known."""
+    near = difflib.get_close_matches(name, list(allowed), 1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def _list(makers: Mapping[str, object]) -> str:

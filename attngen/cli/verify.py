@@ -14,6 +14,7 @@ from attngen.progress import Progress
 
 if TYPE_CHECKING:
     from attngen.cli.request import Request
+    from attngen.gradient import BackwardKernel
     from attngen.signature import Shapes
     from attngen.trial import Data, Errors, Trial
 
@@ -214,19 +215,40 @@ def gradient_rows(request: Request, arguments: argparse.Namespace, progress: Pro
 
 def inject(request: Request, arguments: argparse.Namespace) -> int:
     """The table of mutants. 1 where one is caught by nobody and has no reason to be harmless."""
-    from attngen.faults import Judge, document, report
+    from attngen.faults import Judge, Verdict, report
 
-    with Progress() as progress:
-        judge = Judge.of(request.kernel(), request.spec, request.equal_lengths)
-        verdicts = judge.all(lambda done, count: progress.step(f"mutant {done} of {count}"))
-    text = report(request.kernel(), verdicts)
-    if arguments.write:
-        arguments.write.parent.mkdir(parents=True, exist_ok=True)
-        existing = arguments.write.read_text(encoding="utf-8") if arguments.write.exists() else ""
-        arguments.write.write_text(document(existing, text), encoding="utf-8")
-        print(arguments.write)
-    else:
-        print(text)
+    kernels = gradient_kernels(request) if arguments.backward else [request.kernel()]
+    verdicts = list[Verdict]()
+    for kernel in kernels:
+        with Progress() as progress:
+            judge = Judge.of(kernel, request.spec, request.equal_lengths)
+            found = judge.all(lambda done, count: progress.step(f"mutant {done} of {count}"))
+        verdicts += found
+        told(report(kernel, found), arguments.write)
     missed = [v for v in verdicts if v.missed]
     print(f"{len(verdicts)} mutants, {len(missed)} caught by nobody and not known to be equivalent")
     return int(bool(missed))
+
+
+def gradient_kernels(request: Request) -> list[BackwardKernel]:
+    """By one kernel, and with the same bits in every run."""
+    from attngen.backward_pipeline import Asked, gradient_names
+    from attngen.gradient import backward_for
+    from attngen.target import SM80
+
+    variant = request.spec().variant
+    asked = (Asked(frozenset(gradient_names(variant)), dlse=False, same_bits=same) for same in (False, True))
+    return [backward_for(variant, request.signature, SM80, a) for a in asked]
+
+
+def told(text: str, file: Path | None) -> None:
+    """A section of the document, into it or printed."""
+    from attngen.faults import document
+
+    if file is None:
+        print(text)
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    existing = file.read_text(encoding="utf-8") if file.exists() else ""
+    file.write_text(document(existing, text), encoding="utf-8")
+    print(file)

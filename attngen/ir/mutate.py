@@ -15,11 +15,12 @@ from attngen.ir.text import describe
 
 @dataclass(frozen=True)
 class Swap:
-    """Two neighbours in their right order, and the role that they belong to."""
+    """Two neighbours in their right order, and the role and kernel that they belong to."""
 
     one: Step
     two: Step
     role: Role
+    kernel: Kernel
 
 
 @dataclass(frozen=True)
@@ -79,5 +80,5 @@ def mutants(schedule: Schedule) -> Iterator[Mutant]:
         for k, role in enumerate(kernel.roles):
             for name, changed, pair in _bodies(role):
                 kernels = (*schedule.kernels[:at], _with_role(kernel, k, changed), *schedule.kernels[at + 1 :])
-                swap = Swap(*pair, role) if pair else None
+                swap = Swap(*pair, role, kernel) if pair else None
                 yield Mutant(name, dataclasses.replace(schedule, kernels=kernels), swap)

@@ -44,8 +44,9 @@ from attngen.ir.terms import read, updated, written
 
 @dataclass(frozen=True, kw_only=True)
 class CpAsync(Op):
-    """16-byte cp.async of a tile's rows [row, row + buffer rows) of tensor `src`; rows outside [first, limit) are
-    zero-filled (first None: 0). head: which head, where it changes inside an item (None: the item's)."""
+    """cp.async of a tile's rows [row, row + buffer rows) of tensor `src`, `bytes` (4, 8 or 16) at once; rows outside
+    [first, limit) are zero-filled (first None: 0). head: which head, where it changes inside an item (None: the
+    item's)."""
 
     dst: Ref = written()
     src: str
@@ -54,12 +55,26 @@ class CpAsync(Op):
     limit: Expr
     first: Expr | None = None
     head: Expr | None = None
+    bytes: int = 16
+    unit = Unit.COPY
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpVector(Op):
+    """4-byte cp.async of the elements [row, row + buffer columns) of a tensor of row values, in groups with those of
+    `cp_async`; elements from `limit` on are zero-filled."""
+
+    dst: Ref = written()
+    src: str
+    row: Expr
+    limit: Expr
+    head: Expr | None = None
     unit = Unit.COPY
 
 
 @dataclass(frozen=True, kw_only=True)
 class CopyTile(Op):
-    """The same copy element by element through registers, for rows that are not 16-byte aligned."""
+    """The same copy element by element through registers, for rows that start at any element."""
 
     dst: Ref = written()
     src: str
@@ -127,10 +142,12 @@ class TmaReduce(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class BulkLoad(Op):
-    """A one-dimensional vector (multiple of 16 bytes) by the copy engine; completes `bar`."""
+    """Rows from `at` of a per-row tensor of f32 (a multiple of 16 bytes, from one) by the copy engine; completes
+    `bar`."""
 
     dst: Ref = written()
     src: str
+    heads: Heads
     at: Expr
     bytes: int
     bar: Ref
@@ -232,8 +249,8 @@ class Ldmatrix(Op):
 class MmaSync(Op):
     """d (+)= a . b with mma.sync; a: opA fragment or shared tile, b: shared tile (`.T`: its rows are columns of d).
 
-    A warp has the rows of d that it has of all values. With a shared tile `a.T` it has 16 rows of d for each 16 columns
-    of the tile, and where there are more warps than that, a block of the columns."""
+    A warp has the rows of d that it has of all values. With a shared tile `a.T` all warps share d in blocks of the size
+    of its value: blocks of rows side by side, then blocks of columns."""
 
     d: Ref = updated()
     a: Ref = read()
@@ -281,10 +298,12 @@ class Retire(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class Map(Op):
-    """Scalar statements over the elements (or, without ELEM statements, the rows) of the fragment `over`."""
+    """Scalar statements over the elements (or, without ELEM statements, the rows) of the fragment `over`. A name of a
+    shared vector is its element at the column. Statements of scope ITEM are worked out at each execution, so that they
+    take no registers between two."""
 
     over: Ref
-    copies: tuple[Ref, ...] = ()  # which copy is meant, for values that have several: `rP[k]`
+    copies: tuple[Ref, ...] = ()  # which copy or slot is meant, for values and vectors that have several: `rP[k]`
     body: tuple[Stmt, ...]
 
     def _ref(self, name: str) -> Ref:
@@ -383,8 +402,8 @@ class StRows(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class RedAdd(Op):
-    """Fragment added to a global fp32 tensor with red.add; its rows and columns lie as those of a product with a
-    shared tile `a.T` (see mma_sync). head: which head, where it changes inside an item."""
+    """Fragment added to a global fp32 tensor with red.add; its rows and columns lie as those of a
+    product with a shared tile `a.T` (see mma_sync). head: which head, where it changes inside an item."""
 
     dst: str
     src: Ref = read()
@@ -393,6 +412,19 @@ class RedAdd(Op):
     limit: Expr
     mode: Assign
     head: Expr | None = None
+    unit = Unit.GLOBAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class RedFrag(Op):
+    """Accumulator of a warpgroup added to a workspace of f32 from element `at` of its head on, in the order of its
+    registers: four of each thread, thread by thread, then the next four (attngen.layout.block_offset)."""
+
+    dst: str
+    src: Ref = read()
+    heads: Heads
+    at: Expr
+    mode: Assign
     unit = Unit.GLOBAL
 
 
@@ -440,10 +472,27 @@ class RankTile(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class SumRows(Op):
-    """Elements j < `cols` of a row (b, h, i), one warp a row: ELEM statements, of which `x += value` are sums over the
-    row, then ROW statements of the sums; a target named like an output tensor is stored."""
+    """Elements j < `cols` of a row (b, h, i): ELEM statements, of which `x += value` are sums over the row, then ROW
+    statements of the sums; a target named like an output tensor is stored. lanes: that share a row, each with eight
+    neighbours, so that a warp has 32 / lanes rows; 0: a warp has a row, and a lane two neighbours at a time. at_once:
+    the neighbours at [b, h, i, j] are read, and stored, as one word of 16 (of two: 4 or 8) bytes, on which dense rows
+    start. The order of the sums does not depend on it."""
 
     body: tuple[Stmt, ...]
+    cols: int
+    lanes: int = 0
+    at_once: bool = False
+    unit = Unit.GLOBAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class CastFrag(Op):
+    """64 rows of a tensor from what `red_frag` added up, by a warpgroup: element x of `src` becomes `value`. cols: of
+    the workspace, in blocks (attngen.layout.blocks); columns beyond the tensor's are padding."""
+
+    dst: str
+    src: str
+    value: Expr
     cols: int
     unit = Unit.GLOBAL
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from attngen.config import AnyConfig
+from attngen.config import TileConfig
 from attngen.expr import Expr
 from attngen.ir.ops import Heads, Op, Ref, Stmt, Unit
 from attngen.ir.schedule import Access, Elem, Fact, Guard, ScalarArg, Step, TensorArg, Workspace
@@ -54,6 +54,18 @@ class LoadTile(Op):
     row: Expr
     limit: Expr
     first: Expr | None = None
+    head: Expr | None = None
+    unit = Unit.COPY
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadVector(Op):
+    """Elements [row, row + tile rows) of a tensor of row values; elements from `limit` on are zeros or anything."""
+
+    dst: Ref = written()
+    src: str
+    row: Expr
+    limit: Expr
     head: Expr | None = None
     unit = Unit.COPY
 
@@ -134,7 +146,7 @@ class Program:
     name: str
     head_dim_qk: int
     head_dim_v: int
-    config: AnyConfig
+    config: TileConfig
     tensors: tuple[TensorArg, ...]
     scalars: tuple[ScalarArg, ...]
     lets: tuple[Stmt, ...]
@@ -144,6 +156,7 @@ class Program:
     loop: TileLoop
     epilogue: tuple[Op, ...]
     workspaces: tuple[Workspace, ...] = ()
+    rows: tuple[tuple[str, Expr], ...] = ()  # workspaces of row values, made of the graph's before any tile is visited
     visit_mask: Expr | None = None  # the mask that the visit table is made from; None: closed forms
     facts: tuple[Fact, ...] = ()
 
@@ -162,6 +175,7 @@ class Program:
         from attngen.ir.text import op_lines
 
         lines = [f"program {self.name}  {self.config}"]
+        lines += [f"  rows {name} = {show(e)}" for name, e in self.rows]
         lines += [f"  let {s.target} = {show(s.value)}" for s in self.lets]
         lines += [f"  value {v.text()}" for v in self.values]
         for op in self.prologue:

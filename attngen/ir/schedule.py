@@ -230,6 +230,7 @@ class Role:
 class WorkSource(Enum):
     GRID = "grid"  # one CTA an item, item index = CTA index
     TABLE = "table"  # a table cached by shape
+    TABLE_KEYS = "table_keys"  # the same, items are tiles of keys of a key head
     DEVICE_TABLE = "device_table"  # the workspace `work`: a table made by earlier kernels of the module
     SECTIONS = "sections"  # one CTA a section of `section` items: heads and, inside a head, row tiles from the last
     SINGLE = "single"  # one CTA
@@ -238,6 +239,8 @@ class WorkSource(Enum):
     ROWS = "rows"  # one warp a row (b, h, i)
 
 
+# a CTA takes one item after another from a table
+PERSISTENT = frozenset({WorkSource.TABLE, WorkSource.TABLE_KEYS, WorkSource.DEVICE_TABLE})
 WORK_TABLE = "work"  # the workspace with the items of a kernel whose source is DEVICE_TABLE: [rounds, CTAs, 4]
 
 
@@ -312,6 +315,10 @@ class Schedule:
     facts: tuple[Fact, ...] = ()
     head_dim_qk: int = 0
     head_dim_v: int = 0
+
+    def head_dim(self, tensor: str) -> int:
+        """Columns of a tensor of the call."""
+        return self.head_dim_qk if tensor in ("q", "k", "dq", "dk") else self.head_dim_v
 
     def __str__(self) -> str:
         return self.print()

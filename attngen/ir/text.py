@@ -310,6 +310,8 @@ def _declare(node: Any, names: _Names) -> None:
         names.scalars.update({f"{node.name}_n{k}": DType.I32 for k in range(node.rank)})
     elif isinstance(node, ScalarArg):
         names.scalars[node.name] = node.dtype
+    elif isinstance(node, Buffer) and node.elem is Elem.F32:  # an element of a vector
+        names.scalars[node.name] = DType.F32
     elif isinstance(node, Value):
         names.scalars[node.name] = {"i32": DType.I32, "bool": DType.BOOL}.get(node.dtype, DType.F32)
 

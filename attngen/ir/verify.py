@@ -21,12 +21,15 @@ STATIC = (
     Rule("features", names.features),
     Rule("convergence", names.convergence),
     Rule("threads", resources.threads),
+    Rule("copy-units", copies.copy_units),
     Rule("offsets", memory.offsets),
     Rule("smem-limit", memory.limit),
     Rule("setmaxnreg", resources.setmaxnreg),
     Rule("code-size", resources.code_size),
     Rule("trips", rings.ranges),
     Rule("outputs", values.stored),
+    Rule("vectors", values.vectors),
+    Rule("shares", values.shares),
 )
 WALKING = (
     Rule("slots", names.slots),

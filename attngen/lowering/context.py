@@ -7,7 +7,7 @@ from attngen.errors import PassError
 from attngen.expr import Expr
 from attngen.ir.ops import CopyTile, CpAsync, Heads, Ref
 from attngen.ir.schedule import Buffer, Kernel, Role, Schedule, Value
-from attngen.layout import SLAB_BYTES, Fragment, SmemLayout
+from attngen.layout import CHUNK, SLAB_BYTES, Fragment, SmemLayout
 from attngen.params import fields
 from attngen.render import Argument
 
@@ -92,25 +92,24 @@ class RoleContext:
             return f"{tensor}_bh"
         return f"(p.{tensor} + (i64)b * p.{tensor}_s0 + (i64)({self.expr(head)}) * p.{tensor}_s1)"
 
-    def head_dim(self, tensor: str) -> int:
-        return self.schedule.head_dim_qk if tensor in ("q", "k", "dq", "dk") else self.schedule.head_dim_v
-
     def inside(self, op: CpAsync | CopyTile) -> str:
         """Row `row0 + r` is one of those that are copied."""
         text = f"row0 + r < {self.expr(op.limit)}"
         return text if op.first is None else f"{text} && row0 + r >= {self.expr(op.first)}"
 
-    def chunks(self, ref: Ref, tensor: str) -> dict[str, Argument]:
-        """How the threads share the 16-byte chunks of a tile: blocks of 2^a columns (a of the swizzle), whole rows of
-        blocks a pass. Blocks lie side by side in a row, or in slabs. Conditions that always hold are written as
-        `true`."""
+    def chunks(self, ref: Ref, tensor: str, unit: int = CHUNK) -> dict[str, Argument]:
+        """How the threads share the 16-byte chunks of a tile, or `unit` bytes of them: blocks of 2^a columns (a of the
+        swizzle), whole rows of blocks a pass. Blocks lie side by side in a row, or in slabs. Conditions that always
+        hold are written as `true`."""
         layout, tile_rows = self.buffer(ref).layout, self.tile_rows(ref)
         block = 1 << layout.xor_bits
         slabbed = layout.swizzle in SLAB_BYTES
         groups = layout.slabs if slabbed else layout.chunks // block
-        rows, columns = self.threads // block, self.head_dim(tensor) // 8
+        units = block * CHUNK // unit
+        rows, columns = self.threads // units, self.schedule.head_dim(tensor) * layout.itemsize // unit
         in_tile = "true" if tile_rows % rows == 0 else f"(int)r0 + r < {tile_rows}"
-        in_head = "true" if columns == groups * block else f"group * {block} + (int)ch < {columns}"
+        at = "ch" if unit == CHUNK else "unit"
+        in_head = "true" if columns == groups * units else f"group * {units} + (int){at} < {columns}"
         return {"block": block, "groups": groups, "passes": -(-tile_rows // rows), "pass_rows": rows,
                 "group_bytes": f"{layout.rows} * {layout.pitch}" if slabbed else f"{block} * 16",
                 "in_tile": in_tile, "in_head": in_head, **swizzle(layout)}  # fmt: skip

@@ -27,7 +27,11 @@ def kernel_lines(schedule: Schedule, kernel: Kernel) -> list[str]:
         heads = "p.heads / p.group" if work.per_head else "1"
         place = {"block": work.block_m, "round_up": work.block_m - 1, "heads": heads}
     elif work.source is WorkSource.ROWS:
-        place = {"warps": role.warps}
+        place = {"warps": role.warps, "round_up": role.warps - 1}
+        lanes = next((op.lanes for _, op in ops_of(kernel) if isinstance(op, o.SumRows)), 0)
+        if lanes:
+            name, rows = "work_rows_shared", role.warps * work.block_m
+            place = {"rows": rows, "round_up": rows - 1, "lanes": lanes}
     elif work.source is WorkSource.ELEMENTS:
         place = {"threads": kernel.threads}
     found = [] if work.source is WorkSource.SINGLE else call(schedule.target, name, place)

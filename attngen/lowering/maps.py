@@ -9,6 +9,7 @@ from attngen.errors import PassError
 from attngen.expr import Expr, variables
 from attngen.ir import ops as o
 from attngen.ir.ops import ReduceKind, Scope, Stmt
+from attngen.ir.schedule import Value
 from attngen.layout import Fragment
 from attngen.lowering.context import RoleContext
 from attngen.render import Argument, call
@@ -29,7 +30,7 @@ def reduce_call(context: RoleContext, op: o.Reduce) -> tuple[str, dict[str, Argu
 def map_call(context: RoleContext, op: o.Map) -> tuple[str, dict[str, Argument]]:
     """A scope with the locals, and a pass for each scope that has statements."""
     over, text, target = context.values[op.over.name], MapText(context, op), context.target
-    rows, lines = over.rows // 8, list(text.locals)
+    rows, lines = over.rows // 8, [*afresh(context, op), *text.locals]
     column = "2 * quad"
     tile = {"M": f"m * {over.cols} + ", "N": f"n * {over.cols} + "}.get(over.cols_axis, "")
     if over.rows_axis == "M":
@@ -44,12 +45,26 @@ def map_call(context: RoleContext, op: o.Map) -> tuple[str, dict[str, Argument]]
     if text.lines[Scope.ROW]:
         lines += call(target, "map_rows", {"rows": rows, "lines": text.with_indices(Scope.ROW)})
     if text.lines[Scope.ELEM]:
-        cols = call(target, "map_cols", {"lines": text.with_indices(Scope.COL)}) if text.lines[Scope.COL] else []
+        cols = text.vectors()
+        cols += call(target, "map_cols", {"lines": text.with_indices(Scope.COL)}) if text.lines[Scope.COL] else []
         lines += call(target, "map_elems", {
             "rows": rows, "tiles": over.cols // 8, "cols": cols, "lines": text.with_indices(Scope.ELEM),
             "pair": text.pair,
         })  # fmt: skip
     return "map", {"lines": lines}
+
+
+def afresh(context: RoleContext, op: o.Map) -> list[str]:
+    """The statements of scope ITEM. What they read is opaque to the compiler, which would work them out once and keep
+    them."""
+    statements = [s for s in op.body if s.scope is Scope.ITEM]
+    own = {s.target for s in statements}
+    read = sorted({n for s in statements for n in variables(s.value) if n not in own | context.parameters})
+    lines = [f"const int {n}_now = (int)opaque_u32({n});" for n in read]
+    printer = Printer(
+        lambda v: f"{v.name}_now" if v.name in read else context.spell(v), context.elems, context.dense
+    )
+    return [*lines, *(f"const {C_DTYPE[s.value.dtype]} {s.target} = {printer(s.value)};" for s in statements)]
 
 
 class MapText:
@@ -60,7 +75,10 @@ class MapText:
         self.locals: list[str] = []
         self.pair: list[str] = []
         self.lines: dict[Scope, list[str]] = {s: [] for s in Scope}
-        self.local_scope = {s.target: s.scope for s in op.body if s.target not in context.values and not s.index}
+        self.local_scope = {
+            s.target: s.scope for s in op.body
+            if s.target not in context.values and not s.index and s.scope is not Scope.ITEM
+        }  # fmt: skip
         for s in op.body:
             if s.target in self.local_scope and s.scope in (Scope.ROW, Scope.COL):
                 count = context.values[op.over.name].rows // 8 if s.scope is Scope.ROW else 2
@@ -77,6 +95,15 @@ class MapText:
         if self.context.values[self.op.over.name].rows_axis == "N":
             return {"i": column, "j": row}
         return {"i": row, "j": column, "it": row, "jt": column}
+
+    def vectors(self) -> list[str]:
+        """Reads of the shared vectors: two neighbouring columns a lane."""
+        lines = []
+        for ref in self.op.copies:
+            if ref.name not in self.context.values:
+                x, at = f"{ref.name}_at", f"{self.context.address(ref)} + 32 * ci + 8 * quad"
+                lines += [f"float {x}[2];", f"ld_shared_v2_f32({x}[0], {x}[1], {at});"]
+        return lines
 
     def uses(self, name: str) -> bool:
         """Whether any scope needs this index, or (i_f, j_f) its value as a float."""
@@ -102,10 +129,17 @@ class MapText:
             return v.name + {Scope.ROW: "[ri]", Scope.COL: "[ei]", Scope.ELEM: ""}[scope]
         value = self.context.values.get(v.name)
         if value is None:
-            return self.context.spell(v)
+            shared = self.context.kernel.buffer(v.name) is not None
+            return f"{v.name}_at[ei]" if shared else self.context.spell(v)
         if value.fragment is Fragment.UNI:
             return v.name
+        if value.fragment is Fragment.OPA:
+            return f"unpack_{value.dtype}({self.packed(v.name, value)}, ei)"
         return f"{v.name}[{'at' if value.fragment is Fragment.ACC else 'ri'}]"
+
+    def packed(self, name: str, value: Value) -> str:
+        """The pair of columns 8 ci + 2 quad and its neighbour."""
+        return f"{self.c_name(name)}[ri / 2 * {value.cols // 4} + 2 * ci + ri % 2]"
 
     def c_name(self, target: str) -> str:
         """The array of a value; with copies, that of the copy which the op names."""
@@ -145,12 +179,9 @@ class MapText:
                 f"const {C_DTYPE[s.value.dtype]} {s.target} = {value};"
             )
         if known.fragment is Fragment.OPA:
-            tiles, pair = known.cols // 8, f"packed{len(self.pair) or ''}"
+            pair = f"packed{len(self.pair) or ''}"
             self.locals.append(f"float {pair}[2];")
-            self.pair.append(
-                f"{self.c_name(s.target)}[ri / 2 * {2 * tiles} + 2 * ci + ri % 2] = "
-                f"pack_{known.dtype}({pair}[0], {pair}[1]);"
-            )
+            self.pair.append(f"{self.packed(s.target, known)} = pack_{known.dtype}({pair}[0], {pair}[1]);")
             return f"{pair}[ei] = {value};"
         index = "at" if known.fragment is Fragment.ACC else "ri"
         return f"{s.target}[{index}] {'+=' if s.accumulate else '='} {value};"

@@ -7,16 +7,27 @@ from collections.abc import Iterator
 from attngen.errors import PassError
 from attngen.ir import ops as o
 from attngen.ir.ops import Heads, Op, kind_of
+from attngen.layout import CHUNK
 from attngen.lowering.context import RoleContext
 from attngen.lowering.maps import map_call, reduce_call
-from attngen.lowering.small import count_lines, index_bits, pointwise_lines, scan_call, sum_rows_call
+from attngen.lowering.small import (
+    cast_frag_call,
+    count_lines,
+    index_bits,
+    pointwise_lines,
+    scan_call,
+    sum_eights_call,
+    sum_rows_call,
+)
 from attngen.render import Argument
 
 
-def copy_arguments(context: RoleContext, op: o.CpAsync | o.CopyTile) -> dict[str, Argument]:
-    """Of a copy whose threads share the chunks of the tile."""
-    return {"dst": context.address(op.dst), "src": op.src, "base": context.head(op.src, op.heads, op.head),
-            "row": context.expr(op.row), "inside": context.inside(op), **context.chunks(op.dst, op.src)}  # fmt: skip
+def copy_arguments(context: RoleContext, op: o.CpAsync | o.CopyTile, unit: int = CHUNK) -> dict[str, Argument]:
+    """Of a copy whose threads share the chunks of the tile, or `unit` bytes of them."""
+    return {
+        "dst": context.address(op.dst), "src": op.src, "base": context.head(op.src, op.heads, op.head),
+        "row": context.expr(op.row), "inside": context.inside(op), **context.chunks(op.dst, op.src, unit),
+    }  # fmt: skip
 
 
 def calls(context: RoleContext, op: Op) -> Iterator[tuple[str, dict[str, Argument]]]:
@@ -32,7 +43,16 @@ def calls(context: RoleContext, op: Op) -> Iterator[tuple[str, dict[str, Argumen
             value = context.values[op.dst.name]
             yield kind, {"dst": op.dst.name, "value": context.expr(op.value), "count": value.registers}
         case o.CpAsync():
-            yield kind, copy_arguments(context, op)
+            if op.bytes == CHUNK:
+                yield kind, copy_arguments(context, op)
+                return
+            shared = copy_arguments(context, op, op.bytes)
+            units = 1 << context.buffer(op.dst).layout.xor_bits
+            yield "cp_async_narrow", {**shared, "units": units * CHUNK // op.bytes, "bytes": op.bytes}
+        case o.CpVector():
+            yield kind, {"dst": context.address(op.dst), "base": context.head(op.src, Heads.Q, op.head),
+                         "row": context.expr(op.row), "limit": context.expr(op.limit),
+                         "count": context.buffer(op.dst).layout.cols}  # fmt: skip
         case o.CpWait():
             yield kind, {"pending": op.pending}
         case o.CpCommit():
@@ -46,8 +66,12 @@ def calls(context: RoleContext, op: Op) -> Iterator[tuple[str, dict[str, Argumen
                          "i0": context.row0, "limit": context.expr(op.limit)}  # fmt: skip
         case o.Pointwise():
             yield kind, {"lines": list(pointwise_lines(context, op))}
+        case o.SumRows() if op.lanes:
+            yield "sum_eights", sum_eights_call(context, op)
         case o.SumRows():
             yield kind, sum_rows_call(context, op)
+        case o.CastFrag():
+            yield kind, cast_frag_call(context, op)
         case o.ScanTiles():
             yield kind, scan_call(context, op)
         case o.CompactTiles():

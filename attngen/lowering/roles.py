@@ -5,18 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from attngen.cprint import C_DTYPE
-from attngen.expr import DType, add, const, loads, substitute, var
+from attngen.expr import DType, add, const, loads, substitute, var, variables
 from attngen.ir import ops as o
-from attngen.ir.schedule import Block, Guard, Kernel, Order, Role, Schedule, Step, Tiles, Value, steps_of
+from attngen.ir.ops import Stmt
+from attngen.ir.schedule import (
+    Block,
+    Classes,
+    Guard,
+    Kernel,
+    Order,
+    Role,
+    Schedule,
+    Step,
+    Tiles,
+    Value,
+    WorkSource,
+    steps_of,
+)
 from attngen.ir.text import describe
+from attngen.ir.walk import expressions
 from attngen.layout import Fragment
-from attngen.lowering.control import lets, op_body
+from attngen.lowering.control import lets, op_body, within
 from attngen.lowering.kernel import bases
 from attngen.lowering.ops import calls
 from attngen.lowering.phases import Values, at_phase, phase_values
 from attngen.lowering.sm90 import BASE, HopperContext, hopper_calls
 from attngen.params import fields
-from attngen.render import call, environment
+from attngen.render import Argument, call, environment
 
 WARPS_A_GROUP = 4
 
@@ -47,6 +62,8 @@ def step_lines(context: HopperContext, steps: Sequence[Step], cls: str, values: 
 def tiles_lines(context: HopperContext, node: Tiles) -> list[str]:
     total = context.expr(node.ranges[-1].end)
     before, head = lets_ahead(context, node) if node.ahead else ([], lets(context, node.lets))
+    if node.classes is Classes.BRANCH:
+        return [*before, *branched(context, node, head)]
     if not node.drain and node.unroll == 1:
         ranges = [
             {
@@ -84,6 +101,52 @@ def lets_ahead(context: HopperContext, node: Tiles) -> tuple[list[str], list[str
         head.append(f"const {kind} {s.target} = {following};")
         head.append(f"{following} = {context.expr(substitute(s.value, {t: add(t, const(1))}))};")
     return before, head
+
+
+def branched(context: HopperContext, node: Tiles, head: list[str]) -> list[str]:
+    """One body for all classes; ops of one class stand under a uniform branch."""
+    cls, total = ", ".join(r.cls for r in node.ranges), context.expr(node.ranges[-1].end)
+    used = lets(context, _used(node.lets, node.drain))
+    if node.unroll == 1:
+        ranges = [{"cls": cls, "end": total, "body": indented([*head, *branches(context, node, {})])}]
+        loop = call(context.target, "tiles", {"var": node.var, "start": node.start, "ranges": ranges})
+        drain = step_lines(context, node.drain, "", {})
+        return [*loop, *(["{", *(f"  {x}" for x in [*used, *drain]), "}"] if drain else [])]
+    body: list[str] = []
+    for number in range(node.unroll):
+        values = phase_values(node, number)
+        body += call(context.target, "phase", {
+            "var": node.var, "total": total, "step": [*head, *branches(context, node, values)],
+            "drain": [*used, *step_lines(context, node.drain, "", values)],
+        })  # fmt: skip
+    ranges = [{"cls": cls, "condition": "true", "body": indented(body)}]
+    return call(context.target, "tiles_drained", {"var": node.var, "start": node.start, "ranges": ranges})
+
+
+def branches(context: HopperContext, node: Tiles, values: Values) -> list[str]:
+    """The ops of a step; those of one class under a branch."""
+    context.flying = []
+    lines: list[str] = []
+    for step in node.step:
+        bound = at_phase(step, values)
+        assert not isinstance(bound, Guard)
+        own = op_lines(context, bound)
+        if step.only:
+            inside = " || ".join(within(context, node, k) for k, r in enumerate(node.ranges) if r.cls == step.only)
+            own = call(context.target, "when", {"predicate": inside or "true", "body": own})
+        lines += [f"// {describe(step)}", *own]
+    return lines
+
+
+def _used(found: Sequence[Stmt], steps: Sequence[Step]) -> list[Stmt]:
+    """The scalars of a step that some ops name."""
+    wanted = {n for op in steps if not isinstance(op, Guard) for e in expressions(op) for n in variables(e)}
+    kept: list[Stmt] = []
+    for s in reversed(found):
+        if s.target in wanted:
+            wanted |= variables(s.value)
+            kept.append(s)
+    return kept[::-1]
 
 
 def conditions(context: HopperContext, node: Tiles, cls: str) -> list[str]:
@@ -126,16 +189,21 @@ def role_lines(context: HopperContext, role: Role) -> list[str]:
     ]
     for r in rings:
         lines += call(context.target, "ring_armed", {"last": r.members - 1, "bar": r.first, "threads": r.threads})
-    lines += call(context.target, "items", {
+    work = context.kernel.work
+    of_item: dict[str, Argument] = {
         "lets": [*bases(context.kernel, role), *lets(context, role.item.lets)], "body": body,
-        "first": "rank" if context.kernel.work.order is Order.RANKED else "m",
-    })  # fmt: skip
+    }  # fmt: skip
+    if work.source is WorkSource.TABLE_KEYS:
+        lines += call(context.target, "items_keys", of_item)
+    else:
+        first = "rank" if work.order is Order.RANKED else "m"
+        lines += call(context.target, "items", {**of_item, "first": first})
     for r in rings:
         lines += call(context.target, "ring_closed", {"bar": r.first, "threads": r.threads})
     lines += step_lines(context, role.exit, "", {})
     if role.single:
-        first = f"thread_id() == {32 * role.first_warp}"
-        lines = call(context.target, "when", {"predicate": first, "body": lines})
+        own = f"thread_id() == {32 * role.first_warp}"
+        lines = call(context.target, "when", {"predicate": own, "body": lines})
     return lines
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from attngen.errors import PassError
 from attngen.expr import const
 from attngen.ir import ops as o
 from attngen.ir.ops import Op, Ref, kind_of
@@ -51,7 +52,9 @@ def calls(context: RoleContext, op: Op) -> Iterator[tuple[str, dict[str, Argumen
 
 def warp_grid(context: RoleContext, d: Ref) -> dict[str, Argument]:
     """Row and column block of a warp in a product with a shared tile `a.T`."""
-    product = next(op for _, op in ops_of(context.kernel) if isinstance(op, o.MmaSync) and op.d == d)
+    product = next((op for _, op in ops_of(context.kernel) if isinstance(op, o.MmaSync) and op.d == d), None)
+    if product is None:
+        raise PassError(f"lower: no product gives {d.name}, so its place in the tile is not known")
     across = context.buffer(product.a).layout.cols // context.values[d.name].rows
     return {"warp_row": f"warp % {across} * {context.values[d.name].rows}", "warp_column": f"warp / {across}"}
 

@@ -33,6 +33,10 @@ class HopperContext(RoleContext):
     def tile_row0(self) -> str:
         return f"w * {WARPGROUP_ROWS} + warp * 16 + lane / 4"
 
+    @property
+    def key0(self) -> str:
+        return f"n * {self.kernel.work.block_m} + w * {WARPGROUP_ROWS} + warp * 16 + lane / 4"
+
     def tile_rows(self, ref: Ref) -> int:
         """A reference with one index more than slots need means the rows of one warpgroup."""
         return WARPGROUP_ROWS if len(ref.index) > (self.buffer(ref).slots > 1) else super().tile_rows(ref)
@@ -124,12 +128,24 @@ def descriptor(address: int, lbo: int, sbo: int) -> int:
     return (address & 0x3FFFF) >> 4 | (lbo >> 4) << 16 | (sbo >> 4) << 32 | SWIZZLE_128
 
 
-def slot_address(buffer: Buffer, ref: Ref) -> tuple[int, Expr | None]:
-    """(address of the slot, block of rows of the warpgroup)."""
+def slot_address(context: HopperContext, buffer: Buffer, ref: Ref) -> tuple[int, str]:
+    """(address of the slot, what is added to descriptors there: a slot that is no number, rows of the warpgroup)."""
     assert buffer.offset is not None
-    index = list(ref.index)
-    slot = number(index.pop(0)) if buffer.slots > 1 else 0
-    return BASE + buffer.offset + slot * buffer.layout.bytes, index[0] if index else None
+    index, start, more = list(ref.index), BASE + buffer.offset, ""
+    slot = index.pop(0) if buffer.slots > 1 else None
+    if slot is not None and slot.op is ExprOp.CONST:
+        start += number(slot) * buffer.layout.bytes
+    elif slot is not None:
+        more += f" + (u64)({context.expr(slot)} * {buffer.layout.bytes >> 4})"
+    if index:
+        more += f" + (u64)({context.expr(index[0])} * {WARPGROUP_ROWS * buffer.layout.pitch >> 4})"
+    return start, more
+
+
+def block_start(buffer: Buffer, ref: Ref, width: int) -> int:
+    """Bytes from the start of a tile to a block of `width` of its columns."""
+    slab, inside = divmod(width * number(ref.cols) if ref.cols is not None else 0, SLAB_COLUMNS)
+    return slab * buffer.layout.rows * buffer.layout.pitch + inside * buffer.layout.itemsize
 
 
 def k_major(buffer: Buffer, start: int, kstep: int) -> int:
@@ -149,14 +165,15 @@ def mn_major(buffer: Buffer, start: int, kstep: int) -> int:
 def wgmma(context: HopperContext, op: o.Wgmma) -> tuple[str, dict[str, Argument]]:
     d, b = context.value_of(op.d), context.buffer(op.b)
     elem = b.elem.value
-    b_start, _ = slot_address(b, op.b)
+    b_start, b_more = slot_address(context, b, op.b)
+    b_start += block_start(b, op.b, d.cols)
     ksteps = (b.layout.cols if op.b.transposed else b.layout.rows) // 16
     describe_b = k_major if op.b.transposed else mn_major
     first = 0 if op.zero else 1
     shared: dict[str, Argument] = {"transpose": 0 if op.b.transposed else 1, "d": context.c_name(op.d)}
     if op.a.name in context.values:
         steps = [
-            {**{f"a{x}": str(4 * k + x) for x in range(4)}, "b": f"{describe_b(b, b_start, k):#x}ull",
+            {**{f"a{x}": str(4 * k + x) for x in range(4)}, "b": f"{describe_b(b, b_start, k):#x}ull{b_more}",
              "accumulate": str(1 if k else first)}
             for k in range(ksteps)
         ]  # fmt: skip
@@ -167,13 +184,16 @@ def wgmma(context: HopperContext, op: o.Wgmma) -> tuple[str, dict[str, Argument]
             "steps": steps,
         }
     a = context.buffer(op.a)
-    a_start, rows = slot_address(a, op.a)
-    offset = "" if rows is None else f" + (u64)({context.expr(rows)} * {WARPGROUP_ROWS * a.layout.pitch >> 4})"
+    a_start, a_more = slot_address(context, a, op.a)
+    describe_a = k_major
+    if op.a.transposed:
+        describe_a, a_start = mn_major, a_start + block_start(a, op.a, WARPGROUP_ROWS)
     steps = [
-        {"a": f"{k_major(a, a_start, k):#x}ull{offset}", "b": f"{describe_b(b, b_start, k):#x}ull",
+        {"a": f"{describe_a(a, a_start, k):#x}ull{a_more}", "b": f"{describe_b(b, b_start, k):#x}ull{b_more}",
          "accumulate": str(1 if k else first)}
         for k in range(ksteps)
     ]  # fmt: skip
+    shared["transpose_a"] = 1 if op.a.transposed else 0
     return "wgmma_ss", {**shared, "name": f"wgmma_m64n{d.cols}k16_ss_{elem}", "steps": steps}
 
 
@@ -195,8 +215,10 @@ def hopper_calls(context: HopperContext, op: Op) -> list[Call] | None:
             parity, flip = context.parity(op.bar)
             return one(kind, bar=context.barrier(op.bar), parity=parity, flip=flip)
         case o.MbarArrive():
-            each = context.role.single or op.each_thread
-            return one(kind if each else "mbar_arrive_warp", bar=context.barrier(op.bar))
+            one_by_one = context.role.single or op.each_thread
+            # before `full` the lanes of a warp wrote; before `free` a product was waited for, which they do together
+            macro = "mbar_arrive_after_warp" if context.ring_of(op.bar)[1] == "full" else "mbar_arrive_warp"
+            return one(kind if one_by_one else macro, bar=context.barrier(op.bar))
         case o.MbarExpect():
             return one(kind, bar=context.barrier(op.bar), bytes=op.bytes)
         case o.CopyTile():
@@ -232,8 +254,18 @@ def hopper_calls(context: HopperContext, op: Op) -> list[Call] | None:
         case o.Vote():
             rows = next(v.rows for v in context.values.values() if v.fragment is Fragment.ROW) // 8
             return one(kind, dst=op.dst.name, rows=rows, pred=row_expr(context, op.pred))
+        case o.StFrag() if context.value_of(op.src).fragment is Fragment.OPA:
+            layout = context.buffer(op.dst).layout
+            return one("st_matrix_packed", dst=context.address(op.dst), src=context.c_name(op.src),
+                       pairs=context.value_of(op.src).cols // 16, slab_bytes=layout.rows * layout.pitch)  # fmt: skip
         case o.StFrag():
             return [("st_matrix", st_matrix(context, op))]
+        case o.BulkLoad():
+            return one(kind, dst=context.address(op.dst), src=op.src, head=head_of(op.heads), at=context.expr(op.at),
+                       bytes=op.bytes, bar=context.barrier(op.bar))  # fmt: skip
+        case o.RedFrag():
+            return one(kind, dst=op.dst, src=context.c_name(op.src), head=head_of(op.heads), at=context.expr(op.at),
+                       tiles=context.value_of(op.src).cols // 8)  # fmt: skip
         case _:
             return None
 
@@ -247,7 +279,7 @@ def pairs(context: HopperContext, op: o.CopyTile) -> dict[str, Argument]:
     batch = 1
     while 2 * batch * layout.slabs <= PAIRS and layout.rows % (2 * batch * warps) == 0:
         batch *= 2
-    columns, covered = context.head_dim(op.src), layout.slabs * SLAB_COLUMNS
+    columns, covered = context.schedule.head_dim(op.src), layout.slabs * SLAB_COLUMNS
     return {
         "dst": context.address(op.dst), "src": op.src, "row": context.expr(op.row), "inside": context.inside(op),
         "rows": layout.rows, "warps": warps, "batch": batch, "slabs": layout.slabs,

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 
 from attngen.cprint import C_DTYPE, Printer
 from attngen.errors import PassError
+from attngen.expr import B, H, I, J, Op, rewrite, var, walk
 from attngen.exprtext import show
 from attngen.ir import ops as o
 from attngen.ir.ops import Scope
 from attngen.ir.schedule import Elem, TensorArg
+from attngen.layout import blocks
 from attngen.lowering.context import RoleContext
 from attngen.render import Argument, call
 
@@ -42,6 +44,23 @@ def scan_call(context: RoleContext, op: o.ScanTiles) -> dict[str, Argument]:
         "warps": context.role.warps, "cols": cols, "col": lines[Scope.COL], "row": lines[Scope.ROW],
         "elem": lines[Scope.ELEM],
         "locals": [f"{C_DTYPE[s.value.dtype]} {s.target}[{cols}];" for s in op.body if s.scope is Scope.COL],
+    }  # fmt: skip
+
+
+def cast_frag_call(context: RoleContext, op: o.CastFrag) -> dict[str, Argument]:
+    """x: an element of a block."""
+    tensor = next(t for t in context.kernel.tensors if t.name == op.dst)
+    width = context.schedule.head_dim(op.dst)
+    found = [(first, w) for first, w in blocks(op.cols) if first < width]
+    printer = Printer(lambda v: "x" if v.name == "x" else context.spell(v), context.elems, context.dense)
+    return {
+        "dst": op.dst, "src": op.src, "block": context.kernel.work.block_m * op.cols,
+        "temporaries": printer.temporaries(op.value), "value": printer(op.value), "pack": f"pack_{tensor.elem.value}x2",
+        "parts": [
+            {"first": str(first), "at": str(first * context.kernel.work.block_m), "tiles": str(w // 8),
+             "groups": str(-(-w // 32)), "width": str(min(w, width - first))}
+            for first, w in found
+        ],
     }  # fmt: skip
 
 
@@ -88,11 +107,67 @@ def _stored(context: RoleContext, t: TensorArg, value: str) -> list[str]:
     return call(context.target, "store_packed", {**arguments, "pack": f"pack_{t.elem.value}x2"})
 
 
+ELEMENT = (B, H, I, J)
+
+
+def sum_eights_call(context: RoleContext, op: o.SumRows) -> dict[str, Argument]:
+    """Sums of a row whose lanes have eight elements each, then statements of the row."""
+    tensors = {t.name: t for t in context.kernel.tensors}
+    each, row = list[str](), list[str]()
+    elements = [s for s in op.body if s.scope is Scope.ELEM]
+    read = dict.fromkeys(e.name for e in walk(*(s.value for s in elements)) if e.op is Op.LOAD and e.args == ELEMENT)
+    words = {f"{name}_at": name for name in read} if op.at_once else {}
+    counter = 0
+    for s in op.body:
+        value = s.value
+        if words:
+            value = rewrite(value, lambda e: var(f"{e.name}_at", e.dtype) if e.args == ELEMENT else None)
+        printer = Printer(
+            lambda v: f"unpack_{tensors[words[v.name]].elem.value}x2({v.name}[ei / 2], ei % 2)"
+            if v.name in words else context.spell(v), context.elems, context.dense,
+        )  # fmt: skip
+        printer.counter = counter
+        lines = each if s.scope is Scope.ELEM else row
+        lines += [f"// {s.target} {'+=' if s.accumulate else '='} {show(s.value)}", *printer.temporaries(value)]
+        counter = printer.counter
+        if s.target in tensors:
+            lines += _stored(context, tensors[s.target], printer(value))
+        elif s.accumulate:
+            lines.append(f"{s.target} += {printer(value)};")
+        else:
+            lines.append(f"const {C_DTYPE[s.value.dtype]} {s.target} = {printer(value)};")
+    return {
+        "cols": op.cols, "lanes": op.lanes, "sums": [s.target for s in op.body if s.accumulate],
+        "vectors": [{"name": at, "src": name} for at, name in words.items()],
+        "inside": "true" if words else f"j < {op.cols}", "each": each, "row": row,
+    }  # fmt: skip
+
+
 def sum_rows_call(context: RoleContext, op: o.SumRows) -> dict[str, Argument]:
     """Sums of a row over its elements, then statements of the row; a target that is a tensor is stored."""
     tensors = {t.name: t for t in context.kernel.tensors}
     lines: dict[Scope, list[str]] = {Scope.ELEM: [], Scope.ROW: []}
+    sums = [s.target for s in op.body if s.accumulate]
+    before, after = list[str](), list[str]()
+    if op.at_once:
+        for e in walk(*(s.value for s in op.body if s.scope is Scope.ELEM)):
+            if e.op is Op.LOAD and e.args == ELEMENT:
+                x = f"{e.name}_at"
+                before += call(context.target, "load_pair", {"x": x, "src": e.name, "elem": tensors[e.name].elem.value})
     for s in op.body:
+        if op.at_once and s.scope is Scope.ELEM:
+            paired = rewrite(s.value, lambda e: var(f"{e.name}_at", e.dtype) if e.args == ELEMENT else None)
+            printer = Printer(lambda v: f"{v.name}[ei]" if v.name.endswith("_at") else context.spell(v), context.elems)
+            text = printer.temporaries(paired)
+            if s.target in tensors:
+                before.append(f"float {s.target}_of[2];")
+                text.append(f"{s.target}_of[ei] = {printer(paired)};")
+                pack = f"pack_{tensors[s.target].elem.value}x2"
+                after += call(context.target, "store_pair", {"dst": s.target, "pack": pack})
+            else:
+                text.append(f"{s.target} += {printer(paired)};")
+            lines[s.scope] += [f"// {s.target} {'+=' if s.accumulate else '='} {show(s.value)}", *text]
+            continue
         printer = Printer(context.spell, context.elems, context.dense)
         text = [f"// {s.target} {'+=' if s.accumulate else '='} {show(s.value)}", *printer.temporaries(s.value)]
         if s.target in tensors:
@@ -102,5 +177,7 @@ def sum_rows_call(context: RoleContext, op: o.SumRows) -> dict[str, Argument]:
         else:
             text.append(f"const {C_DTYPE[s.value.dtype]} {s.target} = {printer(s.value)};")
         lines[s.scope] += text
-    sums = [s.target for s in op.body if s.accumulate]
-    return {"cols": op.cols, "sums": sums, "each": lines[Scope.ELEM], "after": lines[Scope.ROW]}
+    row = [line for x in sums for line in call(context.target, "sum_lanes", {"x": x})]
+    if lines[Scope.ROW]:
+        row += call(context.target, "when", {"predicate": "lane == 0", "body": lines[Scope.ROW]})
+    return {"cols": op.cols, "sums": sums, "before": before, "each": lines[Scope.ELEM], "after": after, "row": row}

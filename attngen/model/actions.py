@@ -15,7 +15,7 @@ from attngen.ir import ops as o
 from attngen.ir.ops import Op, Ref
 from attngen.ir.schedule import Guard, Kernel, Role, Tiles, steps_of
 from attngen.ir.walk import Edge, Event, Scenario, Share, Stretch, Walker, integer, tiles_of
-from attngen.model.cost import Costs, Product, Work
+from attngen.model.cost import WARP, Costs, Product, Work
 from attngen.model.rates import PARTITIONS, SLOW, Instr, Rates
 
 PART = integer("w")  # which part of a role
@@ -214,7 +214,8 @@ class Builder:
                 return (self.bar(name, Does.WAIT, op.bar, event),), not op.bar.index
             case o.MbarArrive():
                 warps = 1 if self.role.single else self.role.warps // self.role.split
-                return (self.bar(name, Does.ARRIVE, op.bar, event, warps),), not op.bar.index
+                arrivals = WARP * warps if op.each_thread else warps
+                return (self.bar(name, Does.ARRIVE, op.bar, event, arrivals),), not op.bar.index
             case o.MbarExpect():
                 return (self.bar(name, Does.EXPECT, op.bar, event, op.bytes),), not op.bar.index
             case o.TmaLoad() | o.BulkLoad():
@@ -238,7 +239,7 @@ class Builder:
                 burst = burst_of(self.costs.operands(op), rates, tensor)
                 wait = Action(Does.PASS, name, amount=rates.product_latency)
                 return (Action(Does.COMPUTE, name, burst=burst), wait), True
-            case o.CpAsync():
+            case o.CpAsync() | o.CpVector():
                 work = self.costs.work(op)
                 assert work is not None
                 copy = Action(Does.COPY, name, moved=self.costs.moved(op) / self.teams)

@@ -260,15 +260,15 @@ class Costs:
         """Bytes of shared memory that an asynchronous load fills, those of padding included."""
         if isinstance(op, o.BulkLoad):
             return op.bytes
-        assert isinstance(op, o.TmaLoad | o.CpAsync)
+        assert isinstance(op, o.TmaLoad | o.CpAsync | o.CpVector)
         return self.buffer(op.dst).layout.bytes
 
     def moved(self, op: Op) -> float:
         """Bytes that a copy reads from global memory or writes there."""
         if isinstance(op, o.BulkLoad):
             return op.bytes
-        assert isinstance(op, o.TmaLoad | o.CpAsync | o.TmaStore | o.TmaReduce)
-        ref = op.dst if isinstance(op, o.TmaLoad | o.CpAsync) else op.src
+        assert isinstance(op, o.TmaLoad | o.CpAsync | o.CpVector | o.TmaStore | o.TmaReduce)
+        ref = op.dst if isinstance(op, o.TmaLoad | o.CpAsync | o.CpVector) else op.src
         buffer = self.buffer(ref)
         part = len(ref.index) > (buffer.slots > 1)  # the rows of one warpgroup
         layout = buffer.layout
@@ -298,7 +298,9 @@ class Costs:
             case o.RedAdd():
                 return self._memory(self.values[op.src.name].registers, Instr.GLOBAL)
             case o.CpAsync():
-                return self._memory(self.bytes(op) / (16 * self.threads), Instr.GLOBAL)
+                return self._memory(self.bytes(op) / (op.bytes * self.threads), Instr.GLOBAL)
+            case o.CpVector():
+                return self._memory(self.bytes(op) / (4 * self.threads), Instr.GLOBAL)
             case o.CopyTile():
                 buffer = self.buffer(op.dst)
                 each = buffer.layout.bytes / buffer.layout.itemsize / self.threads

@@ -18,12 +18,26 @@ from attngen.signature import Signature
 from attngen.spec import Variant
 from attngen.target import Target
 
-STEADY = ACCUMULATORS + 24  # products die where the weights are made: more registers than the forward pass may be used
+ROW_BLOCK, PAIR = 16, 16  # rows of an MMA, columns of the two that one ldmatrix feeds
+# Products die where the weights are made: more registers than the forward pass may be used, most where row values are
+# read from shared memory.
+STEADY = {Axis.M: ACCUMULATORS + 24, Axis.N: ACCUMULATORS + 32}
+NARROW = 96  # head dims up to here have their parts shared by four warps, with 16 rows each
+
+
+def width(owned: Owned, head_dim: int) -> int:
+    """Columns of a tile with a head dimension: that of an MMA divides them, and where eight warps share a part, twice
+    that."""
+    return padded(head_dim) if not owned.shed() or head_dim <= NARROW else -(-head_dim // 32) * 32
+
+
+def _sizes(owned: Owned, signature: Signature) -> dict[Axis, int]:
+    return {Axis.D: width(owned, signature.head_dim_qk), Axis.DV: width(owned, signature.head_dim_v)}
 
 
 def widths(owned: Owned, signature: Signature) -> tuple[int, int, tuple[int, ...]]:
     """(elements a row of the owned inputs, of the streamed ones, of each sum)."""
-    size = {Axis.D: padded(signature.head_dim_qk), Axis.DV: padded(signature.head_dim_v)}
+    size = _sizes(owned, signature)
     read = {name for node in owned.graph.of(Contract) for name in node.operands()}
     inputs = [node for node in owned.graph.of(Input) if node.id in read]
     own = sum(size[n.axes[3]] for n in inputs if owned.own in n.axes)
@@ -48,14 +62,20 @@ def registers(config: Config, owned: Owned, signature: Signature) -> int:
     return config.warp_rows // 16 * (sum(widths(owned, signature)[2]) + products(owned) * config.block_n) // 2
 
 
+def part_shapes(rows: int, cols: int, warps: int) -> list[tuple[int, int]]:
+    """Rows and columns of each warp where all share a tile: whole MMAs, the nearest to a square first, since what a
+    warp reads of its operands is proportional to their sum."""
+    shapes = [
+        (r, rows * cols // (warps * r)) for r in range(ROW_BLOCK, rows + 1, ROW_BLOCK)
+        if rows % r == 0 and warps % (rows // r) == 0 and rows * cols % (warps * r * PAIR) == 0
+    ]  # fmt: skip
+    return sorted(shapes, key=lambda s: (sum(s), s[0]))
+
+
 def divides(config: Config, owned: Owned, signature: Signature) -> bool:
-    """Whether the warps share the tile of each part: 16 rows each, then whole pairs of MMAs of its columns."""
-    size = {Axis.D: padded(signature.head_dim_qk), Axis.DV: padded(signature.head_dim_v)}
-    across = config.block_n // 16
-    return all(
-        config.warps % across == 0 and size[node.axes[3]] % (16 * (config.warps // across)) == 0
-        for _, node in owned.shed()
-    )
+    """Whether the warps can share the tile of each part."""
+    size = _sizes(owned, signature)
+    return all(part_shapes(config.block_n, size[node.axes[3]], config.warps) for _, node in owned.shed())
 
 
 def candidates_sums(owned: Owned, variant: Variant, signature: Signature, target: Target) -> tuple[Config, ...]:
@@ -74,9 +94,7 @@ def candidates_sums(owned: Owned, variant: Variant, signature: Signature, target
                         continue
                     if ctas * config.threads * target.max_regs > target.regs_per_sm:
                         continue
-                    # 32 rows halve what is read from shared memory: worth a compile that may be refused
-                    limit = STEADY + (8 if owned.shed() and warp_rows == 32 else 0) - score
-                    over, busy = max(0, used - limit), ctas * warps
+                    over, busy = max(0, used - STEADY[owned.own] + score), ctas * warps
                     # what a CTA sheds is the less the more rows it owns
                     rows = -min(config.block_m, 128) if owned.shed() else 0
                     ranked.append(((over, rows, -min(warp_rows * block_n, 1024), -busy, -warp_rows), config))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 
 from attngen.expr import Expr, Op, const, make
-from attngen.ir.ops import CopyTile, CpAsync, MmaSync, Ref
+from attngen.ir.ops import CopyTile, CpAsync, CpVector, Map, MmaSync, Ref
 from attngen.ir.schedule import Block, Kernel, Schedule, Step, Tiles
 from attngen.passes.schedule import T
 from attngen.passes.synchronize import tile_of
@@ -20,14 +20,13 @@ from attngen.passes.synchronize import tile_of
 def slots_of(tiles: Tiles) -> dict[str, int]:
     result: dict[str, int] = {}
     for position, op in enumerate(tiles.step):
-        if not isinstance(op, CpAsync | CopyTile):
+        if not isinstance(op, CpAsync | CpVector | CopyTile):
             continue
         distance = tile_of(op, 0) or 0
-        readers = [i for i, other in enumerate(tiles.step) if isinstance(other, MmaSync) and op.dst in other.reads()]
-        transposed = dataclasses.replace(op.dst, transposed=True)
-        readers += [
-            i for i, other in enumerate(tiles.step) if isinstance(other, MmaSync) and transposed in other.reads()
-        ]
+        readers = [
+            i for i, other in enumerate(tiles.step)
+            if isinstance(other, Map | MmaSync) and op.dst.name in {r.name for r in other.reads()}
+        ]  # fmt: skip
         result[op.dst.name] = max(1, distance + (1 if position < max(readers) and distance else 0))
     return result
 
@@ -42,10 +41,12 @@ def expand_kernel(kernel: Kernel) -> Kernel:
         return ref if n is None else dataclasses.replace(ref, index=(make(Op.MOD, tile, const(n)),))
 
     def one(step: Step) -> Step:
-        if isinstance(step, CpAsync | CopyTile) and step.when is not None:
+        if isinstance(step, CpAsync | CpVector | CopyTile) and step.when is not None:
             return dataclasses.replace(step, dst=use(step.dst, step.when.args[0]))
         if isinstance(step, MmaSync):
             return dataclasses.replace(step, a=use(step.a, T), b=use(step.b, T))
+        if isinstance(step, Map):
+            return dataclasses.replace(step, copies=tuple(use(r, T) for r in step.copies))
         return step
 
     body = tuple(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from attngen.config import AnyConfig
+from attngen.config import TileConfig
 from attngen.expr import (
     SEQLEN_K,
     SEQLEN_Q,
@@ -25,6 +25,8 @@ from attngen.expr import (
     const,
     load,
     make,
+    maximum,
+    minimum,
     mul,
     sub,
     substitute,
@@ -48,7 +50,7 @@ VISITS, CLASSES = "visit_keys", "classes_keys"
 
 
 
-def query_tiles(mask: Expr, config: AnyConfig) -> Visit:
+def query_tiles(mask: Expr, config: TileConfig) -> Visit:
     """The query tiles of a tile of keys."""
     found = transposed_ranges(mask, config.block_n)
     if "h" not in variables(mask):
@@ -66,14 +68,14 @@ def transposed_ranges(mask: Expr, block: int) -> Visit:
     return replace(found, ranges=classes, lo=lo, hi=hi, full_lo=full_lo, full_hi=full_hi)
 
 
-def key_lets(config: AnyConfig) -> tuple[Stmt, ...]:
+def key_lets(config: TileConfig) -> tuple[Stmt, ...]:
     """First and last key of the item's tile."""
     first = mul(i32("n"), const(config.block_m))
     last = sub(make(Op.MIN, add(first, const(config.block_m)), SEQLEN_K), const(1))
     return _let("j_lo", first), _let("j_hi", last)
 
 
-def key_workspaces(mask: Expr, config: AnyConfig, number: str) -> tuple[Workspace, Workspace]:
+def key_workspaces(mask: Expr, config: TileConfig, number: str) -> tuple[Workspace, Workspace]:
     """The lists and the classes they are made from. number: of the kernel, where a module has several that own keys."""
     lead = (i32("batch") if "b" in variables(mask) else const(1), const(1))
     keys, queries = _tile_count(SEQLEN_K, config.block_m), _tile_count(SEQLEN_Q, config.block_n)
@@ -90,9 +92,10 @@ def _listed(mask: Expr, number: str, at: Expr) -> Expr:
 
 
 def group_loop(
-    visit: Visit, mask: Expr, config: AnyConfig, body: tuple[TileOp, ...], shed: bool, number: str
+    visit: Visit, mask: Expr, config: TileConfig, body: tuple[TileOp, ...], shed: bool, number: str, least: bool
 ) -> tuple[tuple[Stmt, ...], TileLoop]:
-    """Masked query tiles of all heads of the group, then the full ones: so each class is one range of the counter."""
+    """Masked query tiles of all heads of the group, then the full ones: so each class is one range of the counter.
+    least: keys that no query sees visit one tile, in which nothing is visible."""
     lets = [*key_lets(config)]
     group, before, c = i32("group"), i32("before"), i32("c")
     if visit.source is VisitSource.TABLE:
@@ -119,17 +122,25 @@ def group_loop(
         _let("end0", mul(group, i32("masked"))),
         _let("end1", add(END, mul(group, i32("full")))),
     ]
+    ends = (END, i32("end1"))[: len(visit.ranges)]
     in_masked, u = make(Op.LT, T, END), i32("u")
-    count = where(in_masked, i32("masked"), i32("full"))
+    count, tile = where(in_masked, i32("masked"), i32("full")), where(in_masked, masked_tile, full_tile)
+    if least:
+        lets.append(_let("count", maximum(ends[-1], const(1))))
+        count = maximum(count, const(1))
+        if visit.source is VisitSource.TABLE:
+            tile = where(make(Op.EQ, ends[-1], const(0)), const(0), tile)
+        else:
+            tile = minimum(tile, sub(_tile_count(SEQLEN_Q, config.block_n), const(1)))
+        ends = (*ends[:-1], i32("count"))
     # the head of a step, by an approximate reciprocal: exact below 2^20 steps, a division of integers takes longer
     per_count = make(Op.RCP, make(Op.F32, count))
     place = (
         _let("u", where(in_masked, T, sub(T, END))),
         _let("g", make(Op.I32, mul(add(make(Op.F32, u), const(0.5)), per_count))),
         _let("c", sub(u, mul(i32("g"), count))),
-        _let("m", where(in_masked, masked_tile, full_tile)),
+        _let("m", tile),
         _let("h", add(mul(i32("hkv"), group), i32("g"))),
     )
     classes = tuple(c.value for c in visit.ranges)
-    ends = (END, i32("end1"))[: len(classes)]
     return tuple(lets), TileLoop(classes=classes, ends=ends, tile=i32("m"), place=place, body=body)

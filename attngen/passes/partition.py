@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from attngen.errors import PassError
+from attngen.expr import variables
 from attngen.ir.graph import Axis, Contract, Graph, Input, Map, Node, Output, RowReduce
 from attngen.ir.ops import Assign
 from attngen.passes.textbook import ROWS
@@ -67,11 +68,13 @@ def contraction(graph: Graph, out: Output) -> Contract | None:
 
 
 def can_shed(graph: Graph) -> bool:
-    """Whether sums over keys may be added up by the kernel that owns keys: it computes all that they are made of."""
+    """Whether sums over keys may be added up by the kernel that owns keys: it computes all that they are made of. What
+    is summed over the keys of a row would have to leave it, too; what is added at an element's own index may."""
     outputs = [out for out in graph.of(Output) if isinstance(out, Output)]
     over = {node.over for out in outputs for node in [contraction(graph, out)] if node is not None}
     others = (out for out in outputs if out.mode is Assign.REDUCE_ADD)
-    return over == {Axis.M, Axis.N} and all(set(out.axes) == set(ROWS) for out in others)
+    leave = all(set(out.axes) == set(ROWS) or "j" in variables(*out.index) for out in others)
+    return over == {Axis.M, Axis.N} and leave
 
 
 def partition(graph: Graph, apart: bool = False, shed: bool = False) -> Parts:

@@ -21,6 +21,7 @@ from attngen.passes.stream import before, reference
 
 Step = TileOp | Guard
 SCORE, WEIGHTS, ACCUMULATOR = "rS", "rP", "rO"
+LOWEST = -3.4028234663852886e38  # of float32: any score that is larger moves it, and it is a number
 TOO_LARGE = 1024.0  # a thread's part of a row sum beyond it: weights leave the range where bf16 and fp16 hold them well
 FAR = 2.0**-8  # CONDITIONAL moves the reference when the correction would be smaller
 GROWING = 2.0**-4  # a correction below it: the next tile is expected to move the reference too
@@ -76,16 +77,20 @@ class FoldOps:
         """The maximum over a tile in the unit of the reference."""
         return X if s.units is None else mul(X, self.scopes.hoist_item(s.units))
 
-    def move(self, s: State, x: Expr, used: dict[Expr, Expr], pending: bool = False) -> list[Stmt]:
+    def move(
+        self, s: State, x: Expr, used: dict[Expr, Expr], pending: bool = False, number: bool = False
+    ) -> list[Stmt]:
         """reference := max(reference, x), factors of what was summed so far, plain sums corrected. `used` learns what
-        later statements take for the reference; `pending`: factors not applied yet are multiplied."""
+        later statements take for the reference; `pending`: factors not applied yet are multiplied; `number`: the
+        reference is one, also where nothing was visible yet."""
         old, r = f"{s.name}_old", self.row(s.name)
-        used[r] = self.row(f"{s.name}_ref")
         body = [
             Stmt(scope=Scope.ROW, target=old, value=r),
             Stmt(scope=Scope.ROW, target=s.name, value=maximum(var(old, DType.F32), x)),
-            Stmt(scope=Scope.ROW, target=f"{s.name}_ref", value=reference(r)),
         ]
+        if not number:
+            used[r] = self.row(f"{s.name}_ref")
+            body.append(Stmt(scope=Scope.ROW, target=f"{s.name}_ref", value=reference(r)))
         factors: dict[Expr, str] = {}
         for other in self.fold.states:
             if other.correction is None or before(s.name) not in set(walk(other.correction)):
@@ -133,12 +138,12 @@ class FoldOps:
         self.row("x")
         return Reduce(id="", kind=ReduceKind.MAX, dst=Ref(name="x"), src=Ref(name=SCORE))
 
-    def moved(self, used: dict[Expr, Expr], pending: bool = False) -> list[TileOp]:
+    def moved(self, used: dict[Expr, Expr], pending: bool = False, number: bool = False) -> list[TileOp]:
         """The maxima over the tile, and the references moved to them."""
         return [
             op
             for s in self.maxima
-            for op in (self.reduced(), _map(SCORE, self.move(s, self.measured(s), used, pending)))
+            for op in (self.reduced(), _map(SCORE, self.move(s, self.measured(s), used, pending, number)))
         ]
 
     def corrected(self) -> list[TileOp]:
@@ -150,17 +155,20 @@ class FoldOps:
         ]  # fmt: skip
 
     def lift(self, policy: FoldPolicy) -> list[Step]:
-        """The state of the first tile alone."""
+        """The state of the first tile alone. Policies that look at sums alone start rows that see nothing at the lowest
+        number: hidden scores then weigh 0, however many tiles of them follow, and the first score that is seen weighs
+        more than any sum may. With -inf both would be no number, and every tile would be done again."""
         ops: list[Step] = []
         used: dict[Expr, Expr] = {}
+        number = policy in (FoldPolicy.REFERENCE, FoldPolicy.ANTICIPATED)
         for s in self.maxima:
             r, name = self.row(s.name), f"{s.name}_ref"
-            used[r] = self.row(name)
-            ops += [
-                self.reduced(),
-                _map(SCORE, [Stmt(scope=Scope.ROW, target=s.name, value=self.measured(s)),
-                             Stmt(scope=Scope.ROW, target=name, value=reference(r))]),
-            ]  # fmt: skip
+            first = maximum(self.measured(s), const(LOWEST)) if number else self.measured(s)
+            body = [Stmt(scope=Scope.ROW, target=s.name, value=first)]
+            if not number:
+                used[r] = self.row(name)
+                body.append(Stmt(scope=Scope.ROW, target=name, value=reference(r)))
+            ops += [self.reduced(), _map(SCORE, body)]
         ops.append(_map(SCORE, self.elements(used, fresh=True)))
         if policy is FoldPolicy.ANTICIPATED:  # factors that no accumulator waits for
             ops.append(_map(SCORE, [Stmt(scope=Scope.ROW, target=a, value=ONE) for a in self.factors]))
@@ -215,7 +223,7 @@ class FoldOps:
         """The elements of a full tile come from the logits themselves where the score is more than a multiple of them:
         only a tile that is done again, or masked, has its scores in registers."""
         used: dict[Expr, Expr] = {}
-        redone = self.moved(used)
+        redone = self.moved(used, number=True)
         fused, held = self.full_score is not None, var(SCORE, DType.F32)
         return [
             *self._only(MASKED if fused else "", self.elements({}, PART, fresh=True, score=held)),
@@ -229,7 +237,8 @@ class FoldOps:
 
     def _anticipated(self) -> list[Step]:
         used: dict[Expr, Expr] = {}
-        expected, redone = self.moved({}, pending=True), self.moved(used, pending=True)
+        expected = self.moved({}, pending=True, number=True)
+        redone = self.moved(used, pending=True, number=True)
         ones = [Stmt(scope=Scope.ROW, target=a, value=ONE) for a in self.factors]
         done = [self._vote(HOT, self._growing()), *self.corrected(), _map(SCORE, ones)]
         return [

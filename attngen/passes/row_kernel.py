@@ -1,7 +1,8 @@
 """row_kernel: Graph -> Kernel. One number a row, made from the row's results and their gradients.
 
 Before   a graph whose values are row values and sums over a head dimension
-After    a kernel with one warp a row: lanes take elements in turn, the sums are exchanged, one lane stores
+After    a kernel whose lanes take eight elements of a row each, at once where rows are aligned; the sums are exchanged,
+         one lane stores
 Why      every key tile of a row needs delta; computed there it would be computed again for each of them"""
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from attngen.errors import PassError
 from attngen.expr import SCALE, B, DType, Expr, H, I, J, load, loads, substitute, var, variables
 from attngen.ir.graph import Axis, Contract, Graph, Input, Map, Output, RowReduce
-from attngen.ir.ops import ReduceKind, Scope, Stmt, SumRows
+from attngen.ir.ops import CastFrag, ReduceKind, Scope, Stmt, SumRows
 from attngen.ir.schedule import (
     Access,
     Block,
@@ -26,10 +27,15 @@ from attngen.ir.schedule import (
 from attngen.passes.bounded import bounded
 
 WARPS = 8
+EIGHT = 8  # elements of a lane
+GROUP_THREADS, ROWS_A_GROUP = 128, 64  # of a warpgroup
 
 
-def row_kernel(graph: Graph, name: str, elem: Elem, width: int, captures: tuple[TensorArg, ...]) -> Kernel:
-    """`elem`: of the inputs with a head dimension, whose size is `width`. Outputs are f32 [B, H, Sq]."""
+def row_kernel(
+    graph: Graph, name: str, elem: Elem, width: int, captures: tuple[TensorArg, ...], aligned: bool
+) -> Kernel:
+    """`elem`: of the inputs with a head dimension, whose size is `width`. Outputs are f32 [B, H, Sq]. aligned: rows of
+    these inputs are dense and start on 16 bytes."""
     body: list[Stmt] = []
     stored = {n.x for n in graph.of(Output) if isinstance(n, Output)}
     tensors: list[TensorArg] = []
@@ -61,12 +67,35 @@ def row_kernel(graph: Graph, name: str, elem: Elem, width: int, captures: tuple[
                 raise PassError(f"row_kernel: {node.id} is no value of a row")
     read = {e.name for e in loads(*(s.value for s in body))}
     tensors += [t for t in captures if t.name in read]
-    item = Item(lets=(), body=(Block(name="rows", ops=(SumRows(id="R1", body=tuple(body), cols=width),)),))
+    lanes = max(4, 1 << (-(-width // EIGHT) - 1).bit_length())
+    sums = SumRows(id="R1", body=tuple(body), cols=width, lanes=lanes, at_once=aligned)
+    item = Item(lets=(), body=(Block(name="rows", ops=(sums,)),))
     return Kernel(
         name=name, threads=32 * WARPS, min_ctas=1,
-        work=Work(source=WorkSource.ROWS, order=Order.ASCENDING, block_m=1), tensors=tuple(tensors),
+        work=Work(source=WorkSource.ROWS, order=Order.ASCENDING, block_m=32 // lanes), tensors=tuple(tensors),
         scalars=tuple(ScalarArg(name=n, dtype=DType.I32) for n in ("batch", "heads", "seqlen_q")),
         roles=(Role(name="rows", first_warp=0, warps=WARPS, regs=255, item=item),),
+    )  # fmt: skip
+
+
+def cast_blocks(graph: Graph, out: Output, node: Contract, elem: Elem, cols: int) -> Kernel:
+    """As `cast_kernel`, of a sum that lies in blocks in the order of accumulators, `cols` columns a row."""
+    x = var("x", DType.F32)
+    final = graph[out.x]
+    value = substitute(final.expr, {var(node.id, DType.F32): x}) if isinstance(final, Map) else x
+    tensors = (
+        TensorArg(name=node.id, elem=Elem.F32, rank=3, access=Access.WORK),
+        TensorArg(name=out.x, elem=elem, rank=4, access=Access.OUT),
+    )
+    cast = CastFrag(id="C1", dst=out.x, src=node.id, value=value, cols=cols)
+    names = sorted(variables(value) & {SCALE.name})
+    scalars = [ScalarArg(name=n, dtype=DType.I32) for n in ("batch", "heads", "group", "seqlen_q")]
+    return Kernel(
+        name=f"attn_bwd_cast_{out.x}", threads=GROUP_THREADS, min_ctas=1,
+        work=Work(source=WorkSource.GRID, order=Order.ASCENDING, block_m=ROWS_A_GROUP), tensors=tensors,
+        scalars=(*scalars, *(ScalarArg(name=n, dtype=DType.F32) for n in names)),
+        roles=(Role(name="rows", first_warp=0, warps=GROUP_THREADS // 32, regs=255,
+                    item=Item(lets=(), body=(Block(name="rows", ops=(cast,)),))),),
     )  # fmt: skip
 
 
@@ -79,7 +108,7 @@ def cast_kernel(graph: Graph, out: Output, node: Contract, elem: Elem, width: in
         TensorArg(name=node.id, elem=Elem.F32, rank=4, access=Access.WORK),
         TensorArg(name=out.x, elem=elem, rank=4, access=Access.OUT),
     )
-    cast = SumRows(id="C1", body=(Stmt(scope=Scope.ELEM, target=out.x, value=value),), cols=width)
+    cast = SumRows(id="C1", body=(Stmt(scope=Scope.ELEM, target=out.x, value=value),), cols=width, at_once=True)
     names = sorted(variables(value) & {SCALE.name})
     scalars = [ScalarArg(name=n, dtype=DType.I32) for n in ("batch", "heads", "seqlen_q")]
     return Kernel(

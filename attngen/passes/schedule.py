@@ -52,6 +52,7 @@ from attngen.ir.schedule import (
     WorkSource,
 )  # fmt: skip
 from attngen.layout import SmemLayout, Swizzle
+from attngen.signature import CP_ASYNC_BYTES
 from attngen.target import Target
 
 T = var("t", DType.I32)
@@ -84,18 +85,22 @@ def at(e: Expr, tile: Expr, n: Expr) -> Expr:
 
 
 class _Builder:
-    def __init__(self, program: Program, aligned: bool) -> None:
-        self.program, self.aligned = program, aligned
+    def __init__(self, program: Program, alignment: int) -> None:
+        self.program, self.alignment = program, alignment
 
     def copy(self, op_id: str, op: LoadTile, tile: Expr | None) -> AnyOp:
-        kind = CpAsync if self.aligned else CopyTile
         when, row = None, op.row
         if tile is not None:
             row = at(op.row, tile, self.program.loop.tile)
             when = make(Op.LT, tile, self.program.loop.count)
-        return kind(
-            id=op_id, dst=op.dst, src=op.src, heads=op.heads, row=row, limit=op.limit, first=op.first, when=when
-        )
+        if self.alignment < CP_ASYNC_BYTES:
+            return CopyTile(
+                id=op_id, dst=op.dst, src=op.src, heads=op.heads, row=row, limit=op.limit, first=op.first, when=when
+            )
+        return CpAsync(
+            id=op_id, dst=op.dst, src=op.src, heads=op.heads, row=row, limit=op.limit, first=op.first, when=when,
+            bytes=self.alignment,
+        )  # fmt: skip
 
     def compute(self, op_id: str, op: Step) -> AnyOp:
         if isinstance(op, ContractTile):
@@ -161,10 +166,10 @@ class _Builder:
         )  # fmt: skip
 
 
-def schedule(program: Program, target: Target, aligned: bool, facts: tuple[Fact, ...]) -> Schedule:
+def schedule(program: Program, target: Target, alignment: int, facts: tuple[Fact, ...]) -> Schedule:
     config = program.config
     assert isinstance(config, Config)
-    b = _Builder(program, aligned)
+    b = _Builder(program, alignment)
     points = issue_points(program.loop, config.stages)
     loop = program.loop
     tiles = Tiles(

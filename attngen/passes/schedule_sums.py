@@ -20,6 +20,7 @@ from attngen.ir.ops import (
     Assign,
     CopyTile,
     CpAsync,
+    CpVector,
     Fill,
     Heads,
     Map,
@@ -33,7 +34,17 @@ from attngen.ir.ops import (
     StTile,
 )  # fmt: skip
 from attngen.ir.ops import Op as AnyOp
-from attngen.ir.program import AddTile, ContractTile, LoadTile, Program, Space, StageTile, StoreTile, StoreVector
+from attngen.ir.program import (
+    AddTile,
+    ContractTile,
+    LoadTile,
+    LoadVector,
+    Program,
+    Space,
+    StageTile,
+    StoreTile,
+    StoreVector,
+)
 from attngen.ir.schedule import (
     Block,
     Buffer,
@@ -50,9 +61,9 @@ from attngen.ir.schedule import (
     WorkSource,
 )  # fmt: skip
 from attngen.layout import SmemLayout, Swizzle
+from attngen.passes.choose_sums import part_shapes
 
 T = var("t", DType.I32)
-ROW_BLOCK = 16  # rows of an MMA
 
 
 def moved(place: tuple[Stmt, ...], tile: Expr, suffix: str) -> tuple[tuple[Stmt, ...], dict[Expr, Expr]]:
@@ -66,17 +77,20 @@ def moved(place: tuple[Stmt, ...], tile: Expr, suffix: str) -> tuple[tuple[Stmt,
 class _Builder:
     def __init__(self, program: Program, aligned: bool) -> None:
         self.program, self.aligned = program, aligned
-        self.loads = [op for op in program.loop.body if isinstance(op, LoadTile)]
+        self.loads = [op for op in program.loop.body if isinstance(op, LoadTile | LoadVector)]
         assert isinstance(program.config, Config)
         self.config = program.config
         self.distance = self.config.stages - 1
         if self.distance < 1:
             raise PassError(f"schedule_sums: {program.name} has stages={self.config.stages}. Allowed: 2 to 4")
 
-    def copy(self, op_id: str, op: LoadTile, tile: Expr | None, names: dict[Expr, Expr]) -> AnyOp:
-        kind = CpAsync if self.aligned else CopyTile
+    def copy(self, op_id: str, op: LoadTile | LoadVector, tile: Expr | None, names: dict[Expr, Expr]) -> AnyOp:
         when = None if tile is None else make(Op.LT, tile, self.program.loop.count)
         head = None if op.head is None else substitute(op.head, names)
+        if isinstance(op, LoadVector):
+            return CpVector(id=op_id, dst=op.dst, src=op.src, row=substitute(op.row, names), limit=op.limit, head=head,
+                            when=when)  # fmt: skip
+        kind = CpAsync if self.aligned else CopyTile
         return kind(id=op_id, dst=op.dst, src=op.src, heads=op.heads, row=substitute(op.row, names), limit=op.limit,
                     first=op.first, head=head, when=when)  # fmt: skip
 
@@ -111,7 +125,7 @@ class _Builder:
         more, names = moved(loop.place, tile, "_next")
         lets = (*lets, *more)
         ops = [self.copy("", load, tile, names) for load in self.loads]
-        ops += [self.compute("", op) for op in loop.body if not isinstance(op, LoadTile)]
+        ops += [self.compute("", op) for op in loop.body if not isinstance(op, LoadTile | LoadVector)]
         return (*lets, *loop.lets), tuple(dataclasses.replace(op, id=f"S{n + 1}") for n, op in enumerate(ops))
 
     def epilogue(self) -> Iterator[AnyOp]:
@@ -134,12 +148,13 @@ class _Builder:
     def buffers(self) -> tuple[Buffer, ...]:
         shared = [v for v in self.program.values if v.space is Space.SHARED]
         result = [Buffer(name=v.name, elem=v.elem, layout=v.layout) for v in shared if v.layout]
+        elem = next(v.elem for v in shared if v.cols)  # of tiles; vectors are float32
         for op in self.program.epilogue:
             if isinstance(op, StoreTile):
                 source = self.program.value(op.src.name)
                 assert source is not None
                 layout = SmemLayout(source.rows, source.cols, 2, Swizzle.XOR)
-                result.append(Buffer(name=staging(op), elem=shared[0].elem, layout=layout))
+                result.append(Buffer(name=staging(op), elem=elem, layout=layout))
         return tuple(result)
 
     def values(self) -> tuple[Value, ...]:
@@ -149,8 +164,8 @@ class _Builder:
         for v in self.program.values:
             if v.fragment is not None:
                 mine, cols = rows, v.cols
-                if v.name in parts:  # 16 rows a warp, and the columns shared by the warps that are left
-                    mine, cols = ROW_BLOCK, v.cols * (v.rows // ROW_BLOCK) // warps
+                if v.name in parts:
+                    mine, cols = part_shapes(v.rows, v.cols, warps)[0]
                 result.append(Value(name=v.name, fragment=v.fragment, dtype=v.dtype, rows=mine, cols=cols,
                                     rows_axis=v.axes[0], cols_axis=v.axes[1] or "N"))  # fmt: skip
         return tuple(result)

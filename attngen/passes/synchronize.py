@@ -13,7 +13,7 @@ import dataclasses
 
 from attngen.expr import Expr, Op, const, substitute
 from attngen.fold import fold
-from attngen.ir.ops import CopyTile, CpAsync, CpCommit, CpWait, CtaSync, StFrag, StTile
+from attngen.ir.ops import CopyTile, CpAsync, CpCommit, CpVector, CpWait, CtaSync, StFrag, StTile
 from attngen.ir.ops import Op as AnyOp
 from attngen.ir.schedule import Block, Kernel, Schedule, Step, Tiles
 from attngen.passes.schedule import T
@@ -22,7 +22,7 @@ STEADY = 8  # steps simulated; the counts are constant from the first on
 
 
 def is_copy(op: Step) -> bool:
-    return isinstance(op, CpAsync | CopyTile)
+    return isinstance(op, CpAsync | CpVector | CopyTile)
 
 
 def runs(ops: tuple[Step, ...]) -> list[list[Step]]:
@@ -36,7 +36,7 @@ def runs(ops: tuple[Step, ...]) -> list[list[Step]]:
     return result
 
 
-def tile_of(copy: CpAsync | CopyTile, step: int) -> int | None:
+def tile_of(copy: CpAsync | CpVector | CopyTile, step: int) -> int | None:
     """Which tile counter a copy of the loop is for, when executed in `step`."""
     when = copy.when
     if when is None or when.op is not Op.LT:
@@ -46,7 +46,7 @@ def tile_of(copy: CpAsync | CopyTile, step: int) -> int | None:
 
 
 def group_name(run: list[Step]) -> str:
-    return "".join(dict.fromkeys(op.dst.name.removeprefix("s") for op in run if isinstance(op, CpAsync)))
+    return "".join(dict.fromkeys(op.dst.name.removeprefix("s") for op in run if isinstance(op, CpAsync | CpVector)))
 
 
 def reads(op: Step) -> set[str]:
@@ -59,11 +59,11 @@ def synchronize_kernel(kernel: Kernel) -> Kernel:
     assert isinstance(prologue, Block) and isinstance(tiles, Tiles) and isinstance(epilogue, Block)
     step = runs(tiles.step)
     points = [i for i, run in enumerate(step) if is_copy(run[0])]
-    asynchronous = any(isinstance(op, CpAsync) for op in (*prologue.ops, *tiles.step))
+    asynchronous = any(isinstance(op, CpAsync | CpVector) for op in (*prologue.ops, *tiles.step))
 
     # groups in issue order: name, (buffer, tile) it brings
     committed: list[tuple[str, set[tuple[str, int | None]]]] = [
-        (group_name(run), {(op.dst.name, tile_of(op, 0)) for op in run if isinstance(op, CpAsync)})
+        (group_name(run), {(op.dst.name, tile_of(op, 0)) for op in run if isinstance(op, CpAsync | CpVector)})
         for run in _prologue_runs(prologue)
     ]
     waits: dict[int, list[tuple[str, int]]] = {i: [] for i in points}
@@ -83,7 +83,7 @@ def synchronize_kernel(kernel: Kernel) -> Kernel:
             )
             if newest is not None:
                 waits[i].append((committed[newest][0], len(committed) - 1 - newest))
-            brings = {(op.dst.name, tile_of(op, number)) for op in step[i] if isinstance(op, CpAsync)}
+            brings = {(op.dst.name, tile_of(op, number)) for op in step[i] if isinstance(op, CpAsync | CpVector)}
             committed.append((group_name(step[i]), brings))
 
     counter, staged = 0, 0
@@ -118,7 +118,7 @@ def _prologue_runs(prologue: Block) -> list[list[Step]]:
     groups: list[list[Step]] = []
     last: Expr | int | None = -1
     for op in prologue.ops:
-        if isinstance(op, CpAsync):
+        if isinstance(op, CpAsync | CpVector):
             tile = tile_of(op, 0)
             if not groups or (tile is not None and last not in (None, tile)):
                 groups.append([])

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from attngen.config import Config
+from attngen.config import Config, HopperSumsConfig, SumsConfig
 from attngen.errors import PassError
 from attngen.evaluate import evaluate
 from attngen.expr import (
@@ -29,6 +29,7 @@ from attngen.expr import (
     I,
     J,
     Op,
+    add,
     conj,
     const,
     load,
@@ -53,6 +54,7 @@ from attngen.ir.program import (
     AddTile,
     ContractTile,
     LoadTile,
+    LoadVector,
     Program,
     StageTile,
     StoreTile,
@@ -60,13 +62,17 @@ from attngen.ir.program import (
     TileValue,
 )  # fmt: skip
 from attngen.ir.schedule import Access, Elem, Fact, TensorArg, Workspace
+from attngen.layout import Fragment
 from attngen.passes.bounded import bounded
 from attngen.passes.choose import padded
+from attngen.passes.choose_sums import width
 from attngen.passes.key_visits import BACK, I_HI, I_LO, TRANSPOSED, group_loop, key_workspaces, query_tiles
 from attngen.passes.partition import Owned
+from attngen.passes.place import PACKED
 from attngen.passes.ranges import TileClass, Visit, VisitSource, ranges
 from attngen.passes.scopes import Scopes, Target
 from attngen.passes.simplify import LOG2E, simplify_expr
+from attngen.passes.split_weights import Halves, halves, lift_rows, negated
 from attngen.passes.tile import _SCALARS, _STORAGE, RESERVED, _where
 from attngen.passes.visits import _let, i32, visits
 from attngen.signature import Signature
@@ -76,6 +82,7 @@ from attngen.sums import tidy
 KEY_HEADS = {"k", "v"}
 KEY_KERNEL = "attn_bwd_keys"  # kernels that own keys: this name, and a number where there are several
 GIVEN_ROWS = {"lse", "dlse"}  # row values that a caller gives; others are made by a kernel of the module
+WIDEST_TILE = 256  # rows
 PLAIN = "rX"  # scores that no contraction makes
 LENGTH = {Axis.M: SEQLEN_Q, Axis.N: SEQLEN_K}
 TILE = {Axis.M: "m", Axis.N: "n"}
@@ -91,17 +98,24 @@ def tile_name(prefix: str, node: str) -> str:
     return f"{prefix}{d}{node[len(d):].capitalize()}"
 
 
+def vector_name(rows: str) -> str:
+    """sLse_rows of lse_rows."""
+    return f"s{rows.capitalize()}"
+
+
 @dataclass
 class _Tiler:
     owned: Owned
     variant: Variant
     signature: Signature
-    config: Config
+    config: SumsConfig
     visit: Visit
     elem: Elem
     scopes: Scopes
+    fragments: dict[str, Scope]  # what expressions read, by how much of it there is
     names: set[str]  # captured tensors
     values: dict[str, TileValue] = field(default_factory=dict)
+    vectors: dict[Expr, str] = field(default_factory=dict)  # of query rows, by what they are made of
     seen: Bounds = (None, SEQLEN_K)  # streamed rows that some owned row sees: the rest is loaded as zeros
 
     @property
@@ -113,7 +127,8 @@ class _Tiler:
         return Ref(name=name)
 
     def width(self, axis: Axis) -> int:
-        return padded(getattr(self.signature, WIDTH[axis]))
+        head_dim = getattr(self.signature, WIDTH[axis])
+        return width(self.owned, head_dim) if isinstance(self.config, Config) else padded(head_dim)
 
     # ---- loads -------------------------------------------------------------------------------------------------
 
@@ -154,15 +169,17 @@ class _Tiler:
             case _:
                 raise PassError(f"tile_sums: {name} is no value of an element")
 
-    def weights(self, masked: bool) -> tuple[Stmt, ...]:
-        """Statements that make the left operands of all sums, and what is summed along rows."""
+    def visible(self) -> Expr:
         masks = {n.visible for n in self.graph.of(Mask) if isinstance(n, Mask)}
         if len(masks) > 1:
             raise PassError("tile_sums: the weights have different masks")
         inside = [make(Op.LT, J if self.owned.stream is Axis.N else I, LENGTH[self.owned.stream])]
         if self.owned.shed():  # owned rows beyond the last have no sum of their own, but a part of others
             inside.append(make(Op.LT, I if self.owned.own is Axis.M else J, LENGTH[self.owned.own]))
-        visible = conj(*inside, *masks)
+        return bounded(conj(*inside, *masks))
+
+    def targets(self) -> tuple[Target, ...]:
+        """The left operands of all sums, and what is summed along rows, where a pair is visible."""
         targets = [Target(tile_name("r", name), self.value_of(name)) for name in self.left_operands()]
         targets += [Target(out.x, self.value_of(out.x), accumulate=True) for out in row_sums(self.graph)]
         # rows beyond the last have no element to be added to
@@ -171,9 +188,44 @@ class _Tiler:
             Target(out.x, where(exists, self.value_of(out.x), ZERO), accumulate=True, index=clamped(out))
             for out in element_sums(self.graph)
         ]
+        if self.owned.own is Axis.M:
+            return tuple(targets)
+        # row values of the queries are values of the columns
+        rows = frozenset(node.id for node in self.graph.of(Input))
+        return tuple(replace(t, value=lift_rows(t.value, rows, self.vector)) for t in targets)
+
+    def weights(self, targets: tuple[Target, ...], masked: bool) -> tuple[Stmt, ...]:
+        """Statements that make them."""
         if masked:
-            targets = [replace(t, value=where(bounded(visible), t.value, ZERO)) for t in targets]
+            visible = self.visible()
+            targets = tuple(replace(t, value=where(visible, t.value, ZERO)) for t in targets)
         return self.scopes.split(*targets)
+
+    def row_values(self) -> dict[Expr, Expr]:
+        """What a load of a row value is where rows are worked out."""
+        loads = {x for e in self.vectors for x in walk(e) if x.op is Op.LOAD}
+        return {x: var(x.name, DType.F32) for x in loads}
+
+    def vector(self, e: Expr) -> Expr:
+        """The value of the columns that a row value is."""
+        if e not in self.vectors:
+            base = next(x.name for x in walk(e) if x.op is Op.LOAD)
+            number = sum(n.startswith(f"{base}_rows") for n in self.vectors.values())
+            name = self.vectors[e] = f"{base}_rows{number or ''}"
+            self.value(vector_name(name), self.config.block_n, 0, (self.owned.stream.value, ""))
+            self.fragments[vector_name(name)] = Scope.COL
+        return var(vector_name(self.vectors[e]), DType.F32)
+
+    def vector_loads(self) -> Iterator[LoadVector]:
+        for name in self.vectors.values():
+            row = mul(i32(TILE[self.owned.stream]), const(self.config.block_n))
+            yield LoadVector(id="", dst=Ref(name=vector_name(name)), src=name, row=row, limit=SEQLEN_Q, head=H)
+
+    def shared(self, *targets: Target) -> tuple[Ref, ...]:
+        """The vectors that targets read."""
+        names = {n for t in targets for e in (t.value, *t.index) for n in variables(e)}
+        found = (vector_name(name) for name in self.vectors.values())
+        return tuple(Ref(name=n) for n in found if n in names)
 
     def value_of(self, name: str) -> Expr:
         _check_hidden(name, self.weight(name, hidden=True))
@@ -214,49 +266,111 @@ class _Tiler:
                 yield node, own, stream
 
     def body(self) -> tuple[TileOp, ...]:
-        ops: list[TileOp] = [self.load(f"o{n}", node, False) for n, (node, own) in enumerate(self.inputs()) if not own]
-        rows, cols = self.config.block_m, self.config.block_n
-        axes = (self.owned.own.value, self.owned.stream.value)
-        over = None
-        for node, own, stream in self.products():
-            d = self.value(tile_name("r", node.id), rows, cols, axes)
-            over = over or d
-            a, b = Ref(name=tile_name("s", own)), Ref(name=tile_name("s", stream), transposed=True)
-            ops.append(ContractTile(id=f"o{len(ops)}", d=d, a=a, b=b, zero=True))
+        targets = self.targets()
+        heads = list(self.head_products())
+        parts = None
+        if isinstance(self.config, HopperSumsConfig) and self.config.split and len(heads) > 1:
+            names = [op.d.name for op in heads]
+            parts = halves(targets, names[0], frozenset(names[1:]))
+            if parts is None:
+                raise PassError(f"tile_sums: a weight of {self.graph.name} is no product of what S and dP make alone. "
+                                "Use split=False")  # fmt: skip
         for name in self.left_operands():
-            self.value(tile_name("r", name), rows, cols, axes, self.elem)
+            if self.operand(parts, name) == own_name(name):
+                self.element(own_name(name))
         for out in row_sums(self.graph):
-            self.value(out.x, rows, 0, (axes[0], ""))
-        note = _where(self.variant, "score")
+            self.value(out.x, self.config.block_m, 0, (self.owned.own.value, ""))
+        loads = [self.load("", node, False) for node, own in self.inputs() if not own]
+        made = self.together(heads, targets) if parts is None else self.apart(heads, parts)
+        shed = (op for _, node in self.owned.shed() for op in self.part(node))
+        ops = (*loads, *self.vector_loads(), *made, *shed)
+        return tuple(replace(op, id=f"o{n}") for n, op in enumerate(ops))
+
+    def element(self, name: str) -> None:
+        """A value of 16 bits for each pair of a step."""
+        axes = (self.owned.own.value, self.owned.stream.value)
+        self.value(name, self.config.block_m, self.config.block_n, axes, self.elem)
+
+    def head_products(self) -> Iterator[ContractTile]:
+        rows, cols = self.config.block_m, self.config.block_n
+        for node, own, stream in self.products():
+            d = self.value(tile_name("r", node.id), rows, cols, (self.owned.own.value, self.owned.stream.value))
+            a, b = Ref(name=tile_name("s", own)), Ref(name=tile_name("s", stream), transposed=True)
+            yield ContractTile(id="", d=d, a=a, b=b, zero=True)
+
+    def sum_products(self, parts: Halves | None) -> Iterator[ContractTile]:
+        for _, node in self.owned.sums():
+            axes = (self.owned.own.value, node.axes[3].value)
+            d = self.value(tile_name("r", node.id), self.config.block_m, self.width(node.axes[3]), axes)
+            a, b = Ref(name=self.operand(parts, self.left(node))), Ref(name=tile_name("s", self.right(node)))
+            yield ContractTile(id="", d=d, a=a, b=b)
+
+    def operand(self, parts: Halves | None, node: str) -> str:
+        """The value that holds a left operand."""
+        name = own_name(node)
+        return name if parts is None else parts.place.get(name, name)
+
+    def maps(self, over: Ref | None, targets: tuple[Target, ...]) -> Iterator[TileOp]:
+        """The map that makes some targets, one for each class of tiles."""
         for cls in self.classes:
-            statements = self.weights(cls == TileClass.MASKED.value)
+            statements = self.weights(targets, cls == TileClass.MASKED.value)
             if over is None or over.name == PLAIN:  # a weight of the positions alone, the only one there is
-                over = self.value(PLAIN, rows, cols, axes)
+                axes = (self.owned.own.value, self.owned.stream.value)
+                over = self.value(PLAIN, self.config.block_m, self.config.block_n, axes)
                 *first, last = statements
                 statements = (*first, replace(last, target=PLAIN), replace(last, value=var(PLAIN, DType.F32)))
             only = cls if len(self.classes) > 1 else ""
-            ops.append(MapOp(id=f"o{len(ops)}", over=over, body=statements, only=only, note=note))
-        for _, node in self.owned.sums():
-            weight, other = self.left(node), self.right(node)
-            d = self.value(tile_name("r", node.id), rows, self.width(node.axes[3]), (axes[0], node.axes[3].value))
-            a, b = Ref(name=tile_name("r", weight)), Ref(name=tile_name("s", other))
-            ops.append(ContractTile(id=f"o{len(ops)}", d=d, a=a, b=b))
-        for _, node in self.owned.shed():
-            ops += self.part(node, len(ops))
-        return tuple(ops)
+            yield MapOp(id="", over=over, copies=self.shared(*targets), body=statements, only=only,
+                        note=_where(self.variant, "score"))  # fmt: skip
 
-    def part(self, node: Contract, number: int) -> Iterator[TileOp]:
-        """A tile's part of a sum over the owned axis: its weights cross the warps, and it is added up in memory."""
-        rows, cols = self.config.block_m, self.config.block_n
-        own, stream = self.owned.own, self.owned.stream
-        weight, width = self.left(node), node.axes[3]
-        staged = self.value(tile_name("s", weight), rows, cols, (own.value, stream.value), self.elem)
+    def together(self, heads: list[ContractTile], targets: tuple[Target, ...]) -> Iterator[TileOp]:
+        """All products of scores, then one map that makes all weights."""
+        yield from heads
+        yield from self.maps(heads[0].d if heads else None, targets)
+        yield from self.staged(None)
+        yield from self.sum_products(None)
+
+    def apart(self, heads: list[ContractTile], parts: Halves) -> Iterator[TileOp]:
+        """The first product, and what is known behind it; the others, and the rest. A sum whose operand is ready is
+        taken before the operand's place is taken by another."""
+        for name in parts.kept:
+            self.element(name)
+            self.values[name] = replace(self.values[name], fragment=Fragment.OPA, dtype=PACKED[self.elem])
+        for name in (t.name for t in (*parts.early, *parts.late)):
+            self.fragments.setdefault(name, Scope.ELEM)
+        first, *others = heads
+        yield first
+        yield from self.maps(first.d, parts.early)
+        for op in others:
+            start = parts.start.get(op.d.name)
+            if start is not None:
+                target = Target(op.d.name, negated(start))
+                yield MapOp(id="", over=op.d, copies=self.shared(target), body=self.scopes.split(target))
+        yield from (replace(op, zero=op.d.name not in parts.start) for op in others)
+        early = {t.name for t in parts.early}
+        sums = [(op, own_name(self.left(node))) for op, (_, node) in
+                zip(self.sum_products(parts), self.owned.sums(), strict=True)]  # fmt: skip
+        ready = [op for op, name in sums if name in early and name not in parts.place]
+        yield from ready
+        yield from self.maps(others[-1].d, parts.late)
+        yield from self.staged(parts)
+        yield from (op for op, _ in sums if op not in ready)
+
+    def staged(self, parts: Halves | None) -> Iterator[StageTile]:
+        """Weights that cross the warps; before the products of sums, which hide how long it takes."""
+        axes = (self.owned.own.value, self.owned.stream.value)
+        for weight in dict.fromkeys(self.left(node) for _, node in self.owned.shed()):
+            dst = self.value(tile_name("s", weight), self.config.block_m, self.config.block_n, axes, self.elem)
+            yield StageTile(id="", dst=dst, src=Ref(name=self.operand(parts, weight)))
+
+    def part(self, node: Contract) -> Iterator[TileOp]:
+        """A tile's part of a sum over the owned axis, added up in memory."""
+        cols, stream, width = self.config.block_n, self.owned.stream, node.axes[3]
         d = self.value(tile_name("r", node.id), cols, self.width(width), (stream.value, width.value))
-        yield StageTile(id=f"o{number}", dst=staged, src=Ref(name=tile_name("r", weight)))
-        a, b = replace(staged, transposed=True), Ref(name=tile_name("s", self.right(node)))
-        yield ContractTile(id=f"o{number + 1}", d=d, a=a, b=b, zero=True)
+        a, b = Ref(name=tile_name("s", self.left(node)), transposed=True), Ref(name=tile_name("s", self.right(node)))
+        yield ContractTile(id="", d=d, a=a, b=b, zero=True)
         row = mul(i32(TILE[stream]), const(cols))
-        yield AddTile(id=f"o{number + 2}", dst=node.id, src=d, heads=Heads.Q, row=row, limit=LENGTH[stream])
+        yield AddTile(id="", dst=node.id, src=d, heads=Heads.Q, row=row, limit=LENGTH[stream])
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -265,7 +379,8 @@ class _Tiler:
     def prologue(self) -> tuple[TileOp, ...]:
         ops: list[TileOp] = [self.load(f"o{n}", node, True) for n, (node, own) in enumerate(self.inputs()) if own]
         if self.scopes.rows:
-            over = next(v.name for v in self.values.values() if v.axes[1] == self.owned.stream.value)
+            both = (self.owned.own.value, self.owned.stream.value)
+            over = next(v.name for v in self.values.values() if v.axes == both)
             body = tuple(self.scopes.rows.values())
             ops.append(MapOp(id=f"o{len(ops)}", over=Ref(name=over), body=body, note="once an item"))
             for s in body:
@@ -338,6 +453,11 @@ class _Tiler:
         return self.owned.own is Axis.N and "h" in variables(e)
 
 
+def own_name(node: str) -> str:
+    """The value that is named like a left operand."""
+    return tile_name("r", node)
+
+
 def added(graph: Graph) -> Iterator[Output]:
     """What a graph adds to captured tensors."""
     for out in graph.of(Output):
@@ -361,7 +481,19 @@ def clamped(out: Output) -> tuple[Expr, ...]:
     return bounded(load(out.into, out.index, DType.F32)).args
 
 
-def _row(name: str, config: Config, owned: Owned) -> TileValue:
+def _space(name: str) -> Workspace:
+    """Row values for the copy engine, as far as a tile of any kernel may reach beyond the last row."""
+    lead = tuple(var(n, DType.I32) for n in ("batch", "heads"))
+    length = tiled(add(SEQLEN_Q, const(WIDEST_TILE)), WIDEST_TILE)
+    return Workspace(name=name, elem=Elem.F32, shape=(*lead, length))
+
+
+def tiled(length: Expr, block: int) -> Expr:
+    """Whole tiles of a length, in rows."""
+    return mul(make(Op.FLOORDIV, add(length, const(block - 1)), const(block)), const(block))
+
+
+def _row(name: str, config: SumsConfig, owned: Owned) -> TileValue:
     return TileValue(name=name, elem=Elem.F32, rows=config.block_m, cols=0, axes=(owned.own.value, ""))
 
 
@@ -376,7 +508,7 @@ def _check_hidden(name: str, e: Expr) -> None:
 # ---- the pass --------------------------------------------------------------------------------------------------------
 
 
-def tile_sums(owned: Owned, name: str, variant: Variant, signature: Signature, config: Config) -> Program:
+def tile_sums(owned: Owned, name: str, variant: Variant, signature: Signature, config: SumsConfig) -> Program:
     keys = owned.own is Axis.N
     visit = query_tiles(variant.mask, config) if keys else ranges(variant.mask, config.block_n)
     number = name.removeprefix(KEY_KERNEL) if keys else ""
@@ -386,13 +518,14 @@ def tile_sums(owned: Owned, name: str, variant: Variant, signature: Signature, c
     taken = {*RESERVED, *TAKEN, *fragments, *(c.name for c in variant.captures), *(n.id for n in owned.graph.nodes)}
     axes = {"i": Scope.COL, "j": Scope.ROW} if keys else {"i": Scope.ROW, "j": Scope.COL}
     scopes = Scopes(fragments, names, taken, axes=axes, stepped=frozenset({"h"}) if keys else frozenset())
-    t = _Tiler(owned, variant, signature, config, visit, elem, scopes, {c.name for c in variant.captures})
+    t = _Tiler(owned, variant, signature, config, visit, elem, scopes, fragments, {c.name for c in variant.captures})
     seen = t.set_seen()
     body = t.body()
     prologue, epilogue = t.prologue(), t.epilogue()
     workspaces: tuple[Workspace, ...] = ()
     if keys:
-        lets, loop = group_loop(visit, variant.mask, config, body, bool(owned.shed()), number)
+        least = isinstance(config, HopperSumsConfig)
+        lets, loop = group_loop(visit, variant.mask, config, body, bool(owned.shed()), number, least)
         if visit.source is VisitSource.TABLE:
             workspaces = key_workspaces(variant.mask, config, number)
         steps, items = _by_step(scopes.lets.values())
@@ -403,10 +536,13 @@ def tile_sums(owned: Owned, name: str, variant: Variant, signature: Signature, c
         items = tuple(scopes.lets.values())
     over = f"tiles of {'keys' if keys else 'queries'} own their sums"
     over += "".join(f", parts of {node.id} are added with red.add" for _, node in owned.shed())
+    spaces = tuple(_space(name) for name in t.vectors.values())
+    rows = tuple((name, substitute(e, t.row_values())) for e, name in t.vectors.items())
     return Program(
         name=name, head_dim_qk=signature.head_dim_qk, head_dim_v=signature.head_dim_v, config=config,
         tensors=_tensors(t, workspaces), scalars=_SCALARS, lets=(*lets, *seen, *items),
-        values=tuple(t.values.values()), prologue=prologue, loop=loop, epilogue=epilogue, workspaces=workspaces,
+        values=tuple(t.values.values()), prologue=prologue, loop=loop, epilogue=epilogue,
+        workspaces=(*workspaces, *spaces), rows=rows,
         visit_mask=variant.mask if workspaces else None,
         facts=(Fact(subject=name, text=f"{over}; {_visit_fact(visit, keys)}"),),
     )  # fmt: skip
@@ -442,17 +578,20 @@ def _tensors(t: _Tiler, workspaces: tuple[Workspace, ...]) -> tuple[TensorArg, .
     """Inputs, outputs, captured tensors that expressions read, workspaces."""
     tensors: list[TensorArg] = []
     tiles = {node.id for node, _ in t.inputs()}
+    owned_rows = t.owned.own is Axis.M  # else they come as vectors
     for node in t.graph.of(Input):
         if node.id in tiles:
             given = node.id == "dout"  # as autograd hands it over
             access = Access.CAPTURE if given else Access.IN
             tensors.append(TensorArg(name=node.id, elem=t.elem, rank=4, access=access, strided=given))
-        else:
+        elif owned_rows:
             access = Access.IN if node.id in GIVEN_ROWS else Access.WORK
             tensors.append(TensorArg(name=node.id, elem=Elem.F32, rank=3, access=access))
+    tensors += [TensorArg(name=n, elem=Elem.F32, rank=3, access=Access.WORK) for n in t.vectors.values()]
     for out, _ in t.owned.sums():
         tensors.append(TensorArg(name=out.x, elem=t.elem, rank=4, access=Access.OUT))
-    tensors += [TensorArg(name=node.id, elem=Elem.F32, rank=4, access=Access.WORK) for _, node in t.owned.shed()]
+    rank = 3 if isinstance(t.config, HopperSumsConfig) else 4  # blocks, or rows
+    tensors += [TensorArg(name=node.id, elem=Elem.F32, rank=rank, access=Access.WORK) for _, node in t.owned.shed()]
     tensors += [TensorArg(name=out.x, elem=Elem.F32, rank=3, access=Access.OUT) for out in row_sums(t.graph)]
     tensors += [
         TensorArg(name=out.x, elem=Elem.F32, rank=len(out.index), access=Access.WORK) for out in element_sums(t.graph)

@@ -18,6 +18,7 @@ from attngen.ir.program import Program
 from attngen.ir.schedule import (
     Access,
     Block,
+    Elem,
     Fact,
     Item,
     Kernel,
@@ -128,9 +129,9 @@ def add_key_table(schedule: Schedule, program: Program) -> Schedule:
     tensors = [t for t in program.tensors if t.access is Access.CAPTURE and t.name in read]
     tensors += [
         TensorArg(name=w.name, elem=w.elem, rank=len(w.shape), access=Access.WORK)
-        for w in program.workspaces
+        for w in program.workspaces if w.elem is not Elem.F32
     ]  # fmt: skip
-    visits, classes = (w.name for w in program.workspaces)
+    visits, classes = (w.name for w in program.workspaces if w.elem is not Elem.F32)  # beside vectors of row values
     lo, hi = var("m_lo", DType.I32), var("m_hi", DType.I32)
     block = Block(
         name="scan",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attngen.config import AnyConfig, Config, HopperConfig
+from attngen.config import Config, HopperConfig, TileConfig
 from attngen.expr import (
     SEQLEN_K,
     SEQLEN_Q,
@@ -42,14 +42,14 @@ def i32(name: str) -> Expr:
     return var(name, DType.I32)
 
 
-def row_lets(config: AnyConfig) -> tuple[Stmt, ...]:
+def row_lets(config: TileConfig) -> tuple[Stmt, ...]:
     """First and last query row of the item's tile."""
     first = mul(M_TILE, const(config.block_m))
     last = sub(minimum(add(first, const(config.block_m)), SEQLEN_Q), const(1))
     return (_let("i_lo", first), _let("i_hi", last))
 
 
-def group_lets(config: AnyConfig) -> tuple[Stmt, ...]:
+def group_lets(config: TileConfig) -> tuple[Stmt, ...]:
     """First and last query row of a warpgroup; the last row of all, where it has none."""
     first = add(mul(M_TILE, const(config.block_m)), mul(W, const(ROWS_A_GROUP)))
     last = sub(minimum(add(i32("w_lo"), const(ROWS_A_GROUP)), SEQLEN_Q), const(1))
@@ -73,7 +73,7 @@ def seen_keys(mask: Expr) -> tuple[tuple[Stmt, ...], tuple[Expr | None, Expr]]:
 Visits = tuple[tuple[Stmt, ...], TileLoop, tuple[Workspace, ...]]
 
 
-def visits(visit: Visit, config: AnyConfig, mask: Expr, body: tuple[Step, ...], whole: bool = False) -> Visits:
+def visits(visit: Visit, config: TileConfig, mask: Expr, body: tuple[Step, ...], whole: bool = False) -> Visits:
     """Scalars of the item, the loop over its tiles, and the workspaces that a list of tiles needs. `whole`: no tile
     with rows of padding is full."""
     if visit.source is VisitSource.TABLE:
@@ -103,7 +103,7 @@ def _cta_ends(closed: dict[str, Expr], ranges: int) -> Ends:
     return tuple(lets), tuple(i32(f"end{k}") for k in range(len(ends)))
 
 
-def _group_ends(config: AnyConfig, closed: dict[str, Expr], ranges: int, whole: bool) -> Ends:
+def _group_ends(config: TileConfig, closed: dict[str, Expr], ranges: int, whole: bool) -> Ends:
     """All warpgroups visit the tiles of the CTA, at least one (its state then is that of no key); the classes of a tile
     are those of a warpgroup's own rows."""
     lo, hi = i32("n_lo"), i32("n_hi")
@@ -124,7 +124,7 @@ def _group_ends(config: AnyConfig, closed: dict[str, Expr], ranges: int, whole: 
     return tuple(lets), (*(i32(f"end{k}") for k in range(len(ends))), i32("count"))
 
 
-def _listed(config: AnyConfig, mask: Expr, body: tuple[Step, ...]) -> Visits:
+def _listed(config: TileConfig, mask: Expr, body: tuple[Step, ...]) -> Visits:
     lead = [i32(s) if s[0] in variables(mask) else None for s in ("batch", "heads")]
     at = [const(0) if x is None else i32(x.name[0]) for x in lead]
 

@@ -17,7 +17,7 @@ from typing import Any
 from attngen.config import AnyConfig, read, written
 from attngen.expr import SCORE
 from attngen.exprtext import show
-from attngen.signature import Signature
+from attngen.signature import VECTOR_BYTES, Signature
 from attngen.spec import Normalizer, Variant
 from attngen.target import Target
 
@@ -102,6 +102,7 @@ def shipped(target: Target) -> Table | None:
 
 
 def lookup(variant: Variant, signature: Signature, target: Target) -> AnyConfig | None:
-    table = shipped(target)
+    """What was measured holds for rows that the copy engine reads: threads that copy need registers, and time."""
+    table = shipped(target) if signature.alignment == VECTOR_BYTES else None
     entry = table.entries.get(key_of(variant, signature)) if table else None
     return entry.config if entry else None

@@ -24,6 +24,18 @@ DI void cta_sync(LINE) { emu::cta_barrier(line); }
 
 DI float ld_f32(const float* p, LINE) { return *(const float*)emu::global_read(p, 4, line); }
 DI float ld_bf16(const u16* p, LINE) { return emu::f32_of_bf16(*(const u16*)emu::global_read(p, 2, line)); }
+DI void ld_v2_bf16(float& x0, float& x1, const u16* p, LINE) {
+  const u16* x = (const u16*)emu::global_read(p, 4, line);
+  x0 = emu::f32_of_bf16(x[0]), x1 = emu::f32_of_bf16(x[1]);
+}
+DI void ld_v2_f16(float& x0, float& x1, const u16* p, LINE) {
+  const u16* x = (const u16*)emu::global_read(p, 4, line);
+  x0 = emu::f32_of_f16(x[0]), x1 = emu::f32_of_f16(x[1]);
+}
+DI void ld_v2_f32(float& x0, float& x1, const float* p, LINE) {
+  const float* x = (const float*)emu::global_read(p, 8, line);
+  x0 = x[0], x1 = x[1];
+}
 DI float ld_f16(const u16* p, LINE) { return emu::f32_of_f16(*(const u16*)emu::global_read(p, 2, line)); }
 DI int ld_s32(const int* p, LINE) { return *(const int*)emu::global_read(p, 4, line); }
 DI int ld_s64(const i64* p, LINE) {
@@ -41,6 +53,10 @@ DI u32 ld_global_u16(const u16* p, LINE) { return *(const u16*)emu::global_read(
 DI int ld_global_s32(const int* p, LINE) { return *(const int*)emu::global_read(p, 4, line); }
 DI void ld_v4_s32(int& x0, int& x1, int& x2, int& x3, const int* p, LINE) {
   const int* from = (const int*)emu::global_read(p, 16, line);
+  x0 = from[0], x1 = from[1], x2 = from[2], x3 = from[3];
+}
+DI void ld_v4_u32(u32& x0, u32& x1, u32& x2, u32& x3, const void* p, LINE) {
+  const u32* from = (const u32*)emu::global_read(p, 16, line);
   x0 = from[0], x1 = from[1], x2 = from[2], x3 = from[3];
 }
 DI u32 ld_global_u8(const u8* p, LINE) { return *(const u8*)emu::global_read(p, 1, line); }
@@ -65,6 +81,10 @@ DI void ld_shared_v4(u32& x0, u32& x1, u32& x2, u32& x3, u32 addr, LINE) {
   x0 = x[0], x1 = x[1], x2 = x[2], x3 = x[3];
 }
 DI void st_shared_u32(u32 addr, u32 x, LINE) { *(u32*)emu::shared_write(addr, 4, line) = x; }
+DI void ld_shared_v2_f32(float& x0, float& x1, u32 addr, LINE) {
+  const float* x = (const float*)emu::shared_read(addr, 8, line);
+  x0 = x[0], x1 = x[1];
+}
 DI u32 ld_shared_u32(u32 addr, LINE) { return *(const u32*)emu::shared_read(addr, 4, line); }
 
 DI float exp2_approx(float x, LINE) { return emu::flush(__builtin_exp2f(emu::flush(emu::used(x, line)))); }
@@ -96,6 +116,10 @@ DI u32 pack_f16x2(float lo, float hi, LINE) {
   return emu::f16_of_f32(emu::used(lo, line)) | emu::f16_of_f32(emu::used(hi, line)) << 16;
 }
 
+DI float unpack_bf16x2(u32 x, int which) { return emu::f32_of_bf16(which ? x >> 16 : x & 0xffff); }
+DI float unpack_f16x2(u32 x, int which) { return emu::f32_of_f16(which ? x >> 16 : x & 0xffff); }
+
+DI u32 shfl_xor_u32(u32 x, int mask, LINE) { return emu::warp_exchange(x, mask, line); }
 DI float shfl_xor_f32(float x, int mask, LINE) { return emu::float_of(emu::warp_exchange(emu::bits_of(x), mask, line)); }
 DI bool warp_any(bool x, LINE) { return emu::warp_vote(x, line) != 0; }
 DI bool warp_all(bool x, LINE) { return emu::warp_vote(x, line) == ~0u; }

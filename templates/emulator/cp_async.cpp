@@ -6,26 +6,24 @@
 
 namespace emu {
 
-static constexpr int COPY_BYTES = 16;
-
 static void land(Cta& cta, Copy& copy) {
   if (copy.landed) return;
   copy.landed = true;
   u8* dst = cta.shared.data(copy.dst);
   if (copy.src == nullptr) {
-    memset(dst, 0, COPY_BYTES);
+    memset(dst, 0, copy.bytes);
   } else {
-    memcpy(dst, copy.src, COPY_BYTES);
+    memcpy(dst, copy.src, copy.bytes);
   }
 }
 
-void copy_async(u32 dst, const void* src, int src_bytes, int line) {
+void copy_async(u32 dst, const void* src, int bytes, int src_bytes, int line) {
   Fiber& fiber = *launch.current;
   Cta& cta = *fiber.cta;
-  if (src_bytes != 0 && src_bytes != COPY_BYTES) fail(line, "cp_async_16 with src_bytes %d: 0 or 16", src_bytes);
-  if (src_bytes != 0) launch.global.check(src, COPY_BYTES, false, line);
-  cta.shared.begin_write(dst, COPY_BYTES, fiber.actor(), cta.clocks, line);
-  fiber.copies.copies.push_back({dst, src_bytes != 0 ? src : nullptr, line, false});
+  if (src_bytes != 0 && src_bytes != bytes) fail(line, "cp_async_%d with src_bytes %d: 0 or %d", bytes, src_bytes, bytes);
+  if (src_bytes != 0) launch.global.check(src, bytes, false, line);
+  cta.shared.begin_write(dst, bytes, fiber.actor(), cta.clocks, line);
+  fiber.copies.copies.push_back({dst, bytes, src_bytes != 0 ? src : nullptr, line, false});
   fiber.copies.open++;
   if (launch.mode == Mode::eager) land(cta, fiber.copies.copies.back());
 }
@@ -43,7 +41,7 @@ void copy_async_wait(int groups_left, int) {
     for (int i = queue.groups.front(); i > 0; i--) {
       Copy& copy = queue.copies.front();
       land(*fiber.cta, copy);
-      fiber.cta->shared.settle(copy.dst, COPY_BYTES, fiber.actor(), fiber.cta->clocks);
+      fiber.cta->shared.settle(copy.dst, copy.bytes, fiber.actor(), fiber.cta->clocks);
       queue.copies.pop_front();
     }
     queue.groups.pop_front();

@@ -8,6 +8,7 @@ namespace emu {
 
 struct Copy {
   u32 dst;
+  int bytes;
   const void* src;  // null: zeros
   int line;
   bool landed;

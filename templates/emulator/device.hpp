@@ -36,7 +36,7 @@ void load_matrices(u32 (&x)[4], u32 addr, bool transposed, int line);
 enum class Element16 { bf16, f16 };
 void multiply_m16n8k16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], Element16 element, int line);
 
-void copy_async(u32 dst, const void* src, int src_bytes, int line);
+void copy_async(u32 dst, const void* src, int bytes, int src_bytes, int line);
 void copy_async_commit(int line);
 void copy_async_wait(int groups_left, int line);
 
@@ -69,7 +69,7 @@ struct ProductArguments {
   bool a_in_registers;
   u32* a[4];
   u64 a_descriptor, b_descriptor;
-  bool transposed;  // b is stored with its rows along k
+  bool a_transposed, transposed;  // the tile of a, of b is stored with its rows along k
   bool accumulate;
   Element16 element;
 };

@@ -2,7 +2,9 @@
 #pragma once
 #include "device.hpp"
 
-DI void cp_async_16(u32 dst, const void* src, int src_bytes, LINE) { emu::copy_async(dst, src, src_bytes, line); }
+DI void cp_async_16(u32 dst, const void* src, int src_bytes, LINE) { emu::copy_async(dst, src, 16, src_bytes, line); }
+DI void cp_async_8(u32 dst, const void* src, int src_bytes, LINE) { emu::copy_async(dst, src, 8, src_bytes, line); }
+DI void cp_async_4(u32 dst, const void* src, int src_bytes, LINE) { emu::copy_async(dst, src, 4, src_bytes, line); }
 DI void cp_async_commit(LINE) { emu::copy_async_commit(line); }
 template <int N> DI void cp_async_wait(LINE) { emu::copy_async_wait(N, line); }
 

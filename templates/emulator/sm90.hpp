@@ -44,6 +44,15 @@ template <int N> DI void setmaxnreg_inc(LINE) { emu::set_max_registers(N, true, 
 template <int N> DI void setmaxnreg_dec(LINE) { emu::set_max_registers(N, false, line); }
 
 DI void fence_proxy_async(LINE) { emu::proxy_fence(line); }
+DI void warp_sync(LINE) { emu::warp_vote(true, line); }
+DI void red_add_v4_f32(float* p, float x0, float x1, float x2, float x3, LINE) {
+  float* to = (float*)emu::global_write(p, 16, line);
+  to[0] += emu::used(x0, line), to[1] += emu::used(x1, line), to[2] += emu::used(x2, line), to[3] += emu::used(x3, line);
+}
+DI void ld_v4_f32(float& x0, float& x1, float& x2, float& x3, const float* p, LINE) {
+  const float* from = (const float*)emu::global_read(p, 16, line);
+  x0 = from[0], x1 = from[1], x2 = from[2], x3 = from[3];
+}
 DI void stmatrix_x4(u32 addr, u32 x0, u32 x1, u32 x2, u32 x3, LINE) {
   const u32 x[4] = {x0, x1, x2, x3};
   emu::store_matrices(addr, x, false, line);
@@ -61,14 +70,15 @@ template <int N> DI void hold(u32 (&x)[N]) {}
 
 // The registers of a are taken by reference, unlike on the GPU: they are watched while the product is in flight.
 #define PRODUCT(N, ELEMENT)                                                                                            \
-  template <int TB> DI void wgmma_m64n##N##k16_ss_##ELEMENT(float (&d)[N / 2], u64 a, u64 b, int accumulate, LINE) {   \
-    emu::issue_product({d, N, false, {}, a, b, TB != 0, accumulate != 0, emu::Element16::ELEMENT}, line);              \
+  template <int TA, int TB>                                                                                            \
+  DI void wgmma_m64n##N##k16_ss_##ELEMENT(float (&d)[N / 2], u64 a, u64 b, int accumulate, LINE) {                     \
+    emu::issue_product({d, N, false, {}, a, b, TA != 0, TB != 0, accumulate != 0, emu::Element16::ELEMENT}, line);     \
   }                                                                                                                    \
   template <int TB>                                                                                                    \
   DI void wgmma_m64n##N##k16_rs_##ELEMENT(float (&d)[N / 2], u32& a0, u32& a1, u32& a2, u32& a3, u64 b,                \
                                           int accumulate, LINE) {                                                      \
-    emu::issue_product({d, N, true, {&a0, &a1, &a2, &a3}, 0, b, TB != 0, accumulate != 0, emu::Element16::ELEMENT},    \
-                       line);                                                                                          \
+    emu::issue_product({d, N, true, {&a0, &a1, &a2, &a3}, 0, b, false, TB != 0, accumulate != 0,                       \
+                        emu::Element16::ELEMENT}, line);                                                               \
   }
 #define PRODUCTS(N) PRODUCT(N, bf16) PRODUCT(N, f16)
 

@@ -112,9 +112,10 @@ static void fetch_matrices(Cta& cta, Product& p) {
       }
     }
   } else {
-    for_each_chunk(p.a, PRODUCT_M, false, [&](u32 address, int row, int k) {
+    const int along = p.a_transposed ? PRODUCT_K : 1;
+    for_each_chunk(p.a, PRODUCT_M, p.a_transposed, [&](u32 address, int row, int k) {
       const u16* from = (const u16*)cta.shared.data(address);
-      for (int i = 0; i < CHUNK_ELEMENTS; i++) a[row * PRODUCT_K + k + i] = Convert(from[i]);
+      for (int i = 0; i < CHUNK_ELEMENTS; i++) a[row * PRODUCT_K + k + i * along] = Convert(from[i]);
     });
   }
   const int next = p.transposed ? 1 : n;
@@ -255,7 +256,8 @@ static void issue(const Issue* const* lanes, const char* name, int line) {
       if (first.a_in_registers) p.a_values[t][r] = *own.a[r];
     }
   }
-  p.a_in_registers = first.a_in_registers, p.transposed = first.transposed, p.accumulate = first.accumulate;
+  p.a_in_registers = first.a_in_registers, p.a_transposed = first.a_transposed;
+  p.transposed = first.transposed, p.accumulate = first.accumulate;
   p.element = first.element, p.line = line, p.fetched = false;
   p.b = decode(first.b_descriptor, "b", line);
   check_descriptor(p.b, first.n, p.transposed, "b", line);
@@ -263,7 +265,7 @@ static void issue(const Issue* const* lanes, const char* name, int line) {
     check_fenced(unit, &p.a_lanes[0][0], PRODUCT_THREADS * A_REGISTERS, 1, "a register of a was", line);
   } else {
     p.a = decode(first.a_descriptor, "a", line);
-    check_descriptor(p.a, PRODUCT_M, false, "a", line);
+    check_descriptor(p.a, PRODUCT_M, p.a_transposed, "a", line);
   }
   const auto flies = [&](const Accumulator& x) { return x.lanes[0] == d_lanes[0]; };
   if (std::none_of(unit.accumulators.begin(), unit.accumulators.end(), flies)) {
@@ -272,7 +274,7 @@ static void issue(const Issue* const* lanes, const char* name, int line) {
   const int warp = launch.current->thread / WARPGROUP * (WARPGROUP / WARP);
   if (unit.engine < 0) unit.engine = cta.add_engine("the products of warpgroup %lld", warp * WARP / WARPGROUP);
   p.epoch = cta.clocks.start(unit.engine, warp, warp + WARPGROUP / WARP);
-  if (!p.a_in_registers) check_tile(cta, unit.engine, p.a, PRODUCT_M, false, "a", line);
+  if (!p.a_in_registers) check_tile(cta, unit.engine, p.a, PRODUCT_M, p.a_transposed, "a", line);
   check_tile(cta, unit.engine, p.b, first.n, p.transposed, "b", line);
   p.d = &take_accumulator(unit, d_lanes, first.n, line);
   p.d->products++;

@@ -33,7 +33,7 @@ struct Product {
   u32* a_lanes[PRODUCT_THREADS][A_REGISTERS];
   u32 a_values[PRODUCT_THREADS][A_REGISTERS];
   Descriptor a, b;
-  bool transposed, accumulate;
+  bool a_transposed, transposed, accumulate;
   Element16 element;
   u32 epoch;
   int line;

@@ -136,6 +136,21 @@ DI u32 ld_global_u8(const u8* p) {
   return x;
 }
 
+// ld.global.nc.b32, two bf16 as the upper halves of f32; p a multiple of 4
+DI void ld_v2_bf16(float& x0, float& x1, const u16* p) {
+  asm("{\n.reg .b32 x;\nld.global.nc.b32 x, [%2];\nshl.b32 %0, x, 16;\nand.b32 %1, x, 0xffff0000;\n}" : "=f"(x0), "=f"(x1) : "l"(p));
+}
+
+// ld.global.nc.b32, cvt.f32.f16 of both halves; p a multiple of 4
+DI void ld_v2_f16(float& x0, float& x1, const u16* p) {
+  asm("{\n.reg .b16 lo, hi;\n.reg .b32 x;\nld.global.nc.b32 x, [%2];\nmov.b32 {lo, hi}, x;\ncvt.f32.f16 %0, lo;\ncvt.f32.f16 %1, hi;\n}" : "=f"(x0), "=f"(x1) : "l"(p));
+}
+
+// ld.global.nc.v2.f32: p a multiple of 8
+DI void ld_v2_f32(float& x0, float& x1, const float* p) {
+  asm("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(x0), "=f"(x1) : "l"(p));
+}
+
 // st.global.f32
 DI void st_f32(float* p, float x) { asm volatile("st.global.f32 [%0], %1;" ::"l"(p), "f"(x) : "memory"); }
 
@@ -171,6 +186,11 @@ DI void ld_shared_v4(u32& x0, u32& x1, u32& x2, u32& x3, u32 addr) {
 
 // st.shared.u32: addr a multiple of 4
 DI void st_shared_u32(u32 addr, u32 x) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(addr), "r"(x) : "memory"); }
+
+// ld.shared.v2.f32: 8 bytes, addr a multiple of 8
+DI void ld_shared_v2_f32(float& x0, float& x1, u32 addr) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x0), "=f"(x1) : "r"(addr) : "memory");
+}
 
 // ld.shared.u32: addr a multiple of 4
 DI u32 ld_shared_u32(u32 addr) {
@@ -263,6 +283,19 @@ DI u32 pack_f16x2(float lo, float hi) {
   return x;
 }
 
+// element `which` (0: bits 0..15) of a pair as float
+DI float unpack_bf16x2(u32 x, int which) { return __uint_as_float(which ? x & 0xffff0000u : x << 16); }
+
+// cvt.f32.f16: element `which` (0: bits 0..15) of a pair
+DI float unpack_f16x2(u32 x, int which) {
+  float y;
+  asm("{\n.reg .b16 lo, hi;\nmov.b32 {lo, hi}, %1;\ncvt.f32.f16 %0, lo;\n}" : "=f"(y) : "r"(which ? x >> 16 : x));
+  return y;
+}
+
+// shfl.sync.bfly.b32: x of lane ^ mask
+DI u32 shfl_xor_u32(u32 x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
+
 // shfl.sync.bfly.b32: x of lane ^ mask
 DI float shfl_xor_f32(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
 
@@ -291,6 +324,11 @@ DI u32 opaque_u32(u32 x) {
 DI i64 opaque_s64(i64 x) {
   asm volatile("" : "+l"(x));
   return x;
+}
+
+// ld.global.nc.v4.u32, a multiple of 16 bytes
+DI void ld_v4_u32(u32& x0, u32& x1, u32& x2, u32& x3, const void* p) {
+  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x0), "=r"(x1), "=r"(x2), "=r"(x3) : "l"(p));
 }
 
 // ld.global.nc.v4.s32, a multiple of 16 bytes

@@ -1,10 +1,20 @@
-// Primitives from sm80 on: asynchronous copies of 16 bytes, matrix loads, warp-wide matrix products.
+// Primitives from sm80 on: asynchronous copies, matrix loads, warp-wide matrix products.
 
 // ---- primitives
 
 // cp.async.cg.shared.global: 16 bytes; src_bytes is 16, or 0 to write zeros and leave src unread
 DI void cp_async_16(u32 dst, const void* src, int src_bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(src_bytes) : "memory");
+}
+
+// cp.async.ca.shared.global: 8 bytes, both addresses multiples of 8; src_bytes is 8 or 0
+DI void cp_async_8(u32 dst, const void* src, int src_bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(dst), "l"(src), "r"(src_bytes) : "memory");
+}
+
+// cp.async.ca.shared.global: 4 bytes, both addresses multiples of 4; src_bytes is 4 or 0
+DI void cp_async_4(u32 dst, const void* src, int src_bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(dst), "l"(src), "r"(src_bytes) : "memory");
 }
 
 // cp.async.commit_group: this thread's copies since the last commit become a group

@@ -10,7 +10,7 @@ from attngen.errors import VerifyError
 from attngen.ir.ops import Op, Ref, Unit
 from attngen.ir.rules.uses import Use, Uses
 from attngen.ir.rules.views import View, Walk, view
-from attngen.ir.schedule import Block, Buffer, Guard, Kernel, Ring, Role, Schedule, Step, WorkSource
+from attngen.ir.schedule import PERSISTENT, Block, Buffer, Guard, Kernel, Ring, Role, Schedule, Step
 from attngen.ir.walk import Edge, Event, Facts, Scenario, Walker, facts_of, scenarios
 from attngen.target import Target
 
@@ -28,7 +28,7 @@ class Case:
     @cached_property
     def scenarios(self) -> Mapping[Scenario, tuple[Walk[Event], ...]]:
         """Every part of every role in every scenario."""
-        persistent = self.kernel.work.source in (WorkSource.TABLE, WorkSource.DEVICE_TABLE)
+        persistent = self.kernel.work.source in PERSISTENT
         walkers = [Walker(role) for role in self.kernel.roles]
         return {
             scenario: tuple(

@@ -1,4 +1,5 @@
-"""cp.async groups: each is closed, waited for by name, and none is left at the end."""
+"""Copies by threads: in units that the hardware has and rows are made of; groups of cp.async are closed, waited for by
+name, and none is left at the end."""
 
 from __future__ import annotations
 
@@ -6,9 +7,26 @@ from collections.abc import Iterator
 
 from attngen.ir import ops as o
 from attngen.ir.rules.case import Case, Finding
+from attngen.ir.schedule import ops_of
 from attngen.ir.walk import Edge
 
+UNITS = (4, 8, 16)  # bytes that one cp.async moves
 EVERY = "all"  # `cp_wait group=all`: whatever was committed
+
+
+def copy_units(case: Case) -> Iterator[Finding]:
+    """A unit that is no part of a row would bring what lies behind the row; threads that divide a tile in two ways
+    would overwrite each other's."""
+    units: dict[str, int] = {}
+    for op in (op for _, op in ops_of(case.kernel) if isinstance(op, o.CpAsync)):
+        row = case.schedule.head_dim(op.src) * case.buffers[op.dst.name].layout.itemsize
+        if op.bytes not in UNITS:
+            yield Finding("copy-units", f"copies {op.bytes} bytes at once; cp.async has {UNITS}", op.id)
+        elif row % op.bytes:
+            yield Finding("copy-units", f"copies {op.bytes} bytes at once of rows of {row}", op.id)
+        if units.setdefault(op.dst.name, op.bytes) != op.bytes:
+            message = f"copies {op.bytes} bytes at once to {op.dst.name}, and another op {units[op.dst.name]}"
+            yield Finding("copy-units", message, op.id)
 
 
 def copy_groups(case: Case) -> Iterator[Finding]:
@@ -25,11 +43,11 @@ def copy_groups(case: Case) -> Iterator[Finding]:
 
     for walked in case.memory.walks:
         closed: list[str] = []
-        copies: list[o.CpAsync] = []
+        copies: list[o.CpAsync | o.CpVector] = []
         arrived = 0
         for event in walked.events:
             op = event.op
-            if isinstance(op, o.CpAsync):
+            if isinstance(op, o.CpAsync | o.CpVector):
                 copies.append(op)
             elif isinstance(op, o.CpCommit):
                 closed.append(op.group)

@@ -19,7 +19,7 @@ INDICES = frozenset(  # of the item, of an element, of a part of a role
     {"b", "h", "hkv", "i", "j", "it", "jt", "m", "n", "rank", "w"}
 )
 FEATURES: dict[type[Op], Feature] = {
-    o.CpAsync: Feature.CP_ASYNC, o.CpCommit: Feature.CP_ASYNC, o.CpWait: Feature.CP_ASYNC,
+    o.CpAsync: Feature.CP_ASYNC, o.CpVector: Feature.CP_ASYNC, o.CpCommit: Feature.CP_ASYNC, o.CpWait: Feature.CP_ASYNC,
     o.Ldmatrix: Feature.LDMATRIX, o.MmaSync: Feature.LDMATRIX,
     o.TmaLoad: Feature.TMA, o.TmaStore: Feature.TMA, o.TmaReduce: Feature.TMA, o.BulkLoad: Feature.TMA,
     o.BulkCommit: Feature.TMA, o.BulkRetire: Feature.TMA, o.Proxy: Feature.TMA,
@@ -96,6 +96,10 @@ def variables(case: Case) -> Iterator[Finding]:
             inside.update({id(op): names for step in (*loop.step, *loop.drain) for op in _flat(step)})
         for op in ops(role):
             here = set(inside.get(id(op), known))
+            if isinstance(op, o.CastFrag):
+                here.add("x")  # the element
+            if isinstance(op, o.Map):
+                here |= {r.name for r in op.copies}
             yield from _unknown(op, here, *expressions(op))
             for s in statements(op):
                 yield from _unknown(op, here, *s.exprs)

@@ -88,7 +88,7 @@ def instructions(op: Op, role: Role) -> int:
         return 0 if d is None else d.rows // 16 * d.cols // 8 * 8 * 3 // 2
     used = [values[r.name] for r in (*op.reads(), *op.writes()) if r.name in values]
     moved = max((v.registers // v.copies for v in used if v.fragment in (Fragment.ACC, Fragment.OPA)), default=0)
-    if isinstance(op, o.Reduce | o.Fill | o.StFrag | o.LdFrag | o.RedAdd):
+    if isinstance(op, o.Reduce | o.Fill | o.StFrag | o.LdFrag | o.RedAdd | o.RedFrag):
         return moved + 8
     return 32 if isinstance(op, o.Wgmma) else 8
 

@@ -193,7 +193,7 @@ class _Side:
                 )
             elif isinstance(op, o.TmaLoad | o.BulkLoad):
                 self.load(event, op, at)
-            elif isinstance(op, o.CpAsync | o.CopyTile):
+            elif isinstance(op, o.CpAsync | o.CpVector | o.CopyTile):
                 self.filling[at].copied = op.id
 
     def load(self, event: Event, op: o.TmaLoad | o.BulkLoad, at: Slot) -> None:

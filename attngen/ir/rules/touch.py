@@ -32,7 +32,7 @@ def accesses(op: Op, case: Case) -> Iterator[_Use]:
     """(what, which part, written, unit: empty for the warp itself) for the shared memory and workspaces of an op."""
     shared: Callable[[Ref], bool] = lambda r: r.name in case.buffers  # noqa: E731
     match op:
-        case o.CpAsync():
+        case o.CpAsync() | o.CpVector():
             yield op.dst, Touch.CHUNKS, True, "cp"
         case o.CopyTile():
             yield op.dst, Touch.CHUNKS, True, ""
@@ -51,6 +51,8 @@ def accesses(op: Op, case: Case) -> Iterator[_Use]:
             yield op.src, Touch.OWN, False, ""
         case o.LdVec() | o.StTile():
             yield op.src, Touch.ALL, False, ""
+        case o.Map():
+            yield from ((r, Touch.ALL, False, "") for r in op.copies if shared(r))
         case o.ScanTiles():
             yield Ref(name=op.dst), Touch.OWN, True, ""
         case o.CompactTiles():
@@ -95,6 +97,6 @@ def streamed(kernel: Kernel) -> frozenset[str]:
             names |= {loop.var, *(s.target for s in loop.lets), *last}
             names |= {v for n in last & set(lets) for v in variables(lets[n]) & set(lets)} - PLACE
         for op in ops(role):
-            if isinstance(op, o.CpAsync | o.CopyTile | o.TmaLoad) and variables(op.row) & names:
+            if isinstance(op, o.CpAsync | o.CpVector | o.CopyTile | o.TmaLoad) and variables(op.row) & names:
                 result.add(op.dst.name)
     return frozenset(result)

@@ -11,9 +11,9 @@ from attngen.ir import ops as o
 from attngen.ir.ops import Op, Scope
 from attngen.ir.rules.case import Case, Finding, ops
 from attngen.ir.rules.uses import Cell
-from attngen.ir.schedule import WORK_TABLE, Access, Kernel, WorkSource
+from attngen.ir.schedule import WORK_TABLE, Access, Elem, Kernel, WorkSource
 from attngen.ir.walk import Edge, expressions, statements
-from attngen.layout import Fragment
+from attngen.layout import Fragment, Swizzle
 
 
 def defined(case: Case) -> Iterator[Finding]:
@@ -33,6 +33,37 @@ def defined(case: Case) -> Iterator[Finding]:
                         told.add((cell[0], name))
                         yield Finding("defined", f"{cell[0]} is read and was not written, {walked.scenario}", name)
             written.update(use.writes)
+
+
+def vectors(case: Case) -> Iterator[Finding]:
+    """A shared vector that a map names has an element for each column of the map, and none for a row."""
+    for role in case.kernel.roles:
+        values = {v.name: v for v in role.values}
+        for op in ops(role):
+            for ref in op.copies if isinstance(op, o.Map) else ():
+                buffer = case.buffers.get(ref.name)
+                if not isinstance(op, o.Map) or buffer is None:
+                    continue
+                columns = values[op.over.name].cols if op.over.name in values else 0
+                layout = buffer.layout
+                if (layout.rows, layout.cols, layout.swizzle, buffer.elem) != (1, columns, Swizzle.LINEAR, Elem.F32):
+                    message = f"{ref.name} is no vector of f32 with an element for each of {columns} columns"
+                    yield Finding("vectors", message, op.id)
+                if any(ref.name in variables(*s.exprs) for s in op.body if s.scope is Scope.ROW):
+                    yield Finding("vectors", f"{ref.name} has no element of a row", op.id)
+
+
+def shares(case: Case) -> Iterator[Finding]:
+    """The blocks of the warps that share a product with a shared `a.T` cover its tile once."""
+    for role in case.kernel.roles:
+        values = {v.name: v for v in role.values}
+        for op in ops(role):
+            if not (isinstance(op, o.MmaSync) and op.a.transposed and {op.a.name, op.b.name} <= set(case.buffers)):
+                continue
+            d, rows, cols = values[op.d.name], case.buffers[op.a.name].layout.cols, case.buffers[op.b.name].layout.cols
+            if rows % d.rows or cols % d.cols or rows * cols != role.warps * d.rows * d.cols:
+                message = f"{role.warps} warps have {d.rows} x {d.cols} each of a tile of {rows} x {cols}"
+                yield Finding("shares", message, op.id)
 
 
 def partial(case: Case) -> Iterator[Finding]:
@@ -143,7 +174,7 @@ def consumed(kernel: Kernel) -> set[str]:
         roots = [s.value for s in role.item.lets]
         for op in ops(role):
             roots += [*expressions(op), *(e for s in statements(op) for e in s.exprs)]
-            if isinstance(op, o.CompactTiles | o.RankTile | o.DealItems):
+            if isinstance(op, o.CompactTiles | o.RankTile | o.DealItems | o.CastFrag):
                 names.add(op.src)
         names |= {e.name for e in walk(*roots) if e.op is ExprOp.LOAD}
     return names

@@ -10,4 +10,5 @@ from attngen.passes.hopper.choose import ranked as ranked
 from attngen.passes.hopper.expand import expand as expand
 from attngen.passes.hopper.reasons import reasons as reasons
 from attngen.passes.hopper.stage import stage as stage
+from attngen.passes.hopper.sums import sums_kernel as sums_kernel
 from attngen.passes.hopper.synchronize import synchronize as synchronize

@@ -31,8 +31,8 @@ def names(value: Any) -> Iterator[str]:
 
 def used_lets(role: Role) -> tuple[Stmt, ...]:
     wanted = set(names(role.item.body))
-    if "j" in wanted:  # n itself is found where an expression names it
-        wanted.add("n")  # the index of a key follows from its tile's
+    # the index of an element follows from its tile's
+    wanted |= {tile for index, tile in (("j", "n"), ("i", "m")) if index in wanted}
     kept: list[Stmt] = []
     for let in reversed(role.item.lets):
         if let.target in wanted:

@@ -19,6 +19,7 @@ from attngen.ir.schedule import Kernel
 from attngen.layout import SmemLayout, Swizzle
 from attngen.model import Estimate, estimate
 from attngen.passes.choose import padded
+from attngen.passes.hopper.copies import copier
 from attngen.passes.hopper.stage import registers
 from attngen.signature import Signature
 from attngen.target import Target
@@ -90,7 +91,7 @@ def fragments(config: HopperConfig, signature: Signature) -> int:
 
 def excess(config: HopperConfig, signature: Signature, target: Target) -> str | None:
     """The limit that a configuration exceeds; None: it fits."""
-    used, limit = fragments(config, signature), registers(config, target.regs_per_sm)[1]
+    used, limit = fragments(config, signature), registers(config, target.regs_per_sm, copier(signature))[1]
     if ADDRESSES + used >= limit:
         return f"accumulators, A fragments, addresses take {used} + {ADDRESSES} registers a thread, not below {limit}"
     if needed_bytes(config, signature) > target.smem_per_cta:

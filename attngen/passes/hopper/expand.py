@@ -15,13 +15,14 @@ from typing import Any
 
 from attngen.expr import DType, Op, const, make, substitute, var
 from attngen.fold import fold
-from attngen.ir.ops import Map, Ref, Scope, Stmt, TmaLoad, Wgmma
+from attngen.ir.ops import CopyTile, CpAsync, Map, Ref, Scope, Stmt, TmaLoad, Wgmma
 from attngen.ir.ops import Op as AnyOp
 from attngen.ir.schedule import Block, Guard, Kernel, Role, Schedule, Step, Tiles
 from attngen.passes.hopper.flight import fly, reads, writes
 from attngen.passes.hopper.stage import T
 
 SLOT = var("slot", DType.I32)
+COPIES = (TmaLoad, CpAsync, CopyTile)
 _NAMES = (("k", "u"), ("p", "v"))  # of this tile's and the last tile's slot, and copy
 
 
@@ -58,7 +59,7 @@ class Sizes:
 
 
 def sizes_of(math_role: Role, load_role: Role, slots: int) -> Sizes:
-    loaded = {op.dst.name for op in _steps(load_role) if isinstance(op, TmaLoad) and op.when is None}
+    loaded = {op.dst.name for op in _steps(load_role) if isinstance(op, COPIES) and op.when is None}
     steps = next(n.step for n in math_role.item.body if isinstance(n, Tiles))
     indexed = {r.name for s in steps for r in (*reads(s), *writes(s)) if behind(r) is not None} - loaded
     return Sizes(dict.fromkeys(sorted(loaded), slots), {n: copies_of(steps, n) for n in sorted(indexed)})

@@ -28,6 +28,7 @@ from attngen.passes.hopper.choose import (
     staging_room,
     tile_bytes,
 )
+from attngen.passes.hopper.copies import Copier, copier
 from attngen.passes.hopper.stage import Stager
 from attngen.passes.policy import FAR, GROWING, TOO_LARGE
 from attngen.signature import Signature
@@ -66,6 +67,8 @@ class _Reasons:
         yield Fact(subject="products", text=self.products())
         yield Fact(subject="turns", text=self.turns())
         yield Fact(subject="slots", text=self.slots())
+        if copier(self.signature).by_threads:
+            yield Fact(subject="copies", text=self.copies())
         yield Fact(subject="fold", text=self.fold())
         yield Fact(subject="output", text=self.output())
         yield Fact(subject="work", text=self.work())
@@ -92,7 +95,7 @@ class _Reasons:
         )
 
     def products(self) -> str:
-        s = Stager(self.program, 1)
+        s = Stager(self.program, 1, self.signature)
         late = [name for name in s.order if s.product_stage[name]]
         order = ", then ".join(f"{name}{' of the tile before' if name in late else ''}" for name in s.order)
         if not late:
@@ -118,6 +121,14 @@ class _Reasons:
         if excess(wider, self.signature, self.target) is None:
             return f"{text}; {more} would fit too"
         return f"{text}; {more} would need {needed_bytes(wider, self.signature)} bytes of {most}"
+
+    def copies(self) -> str:
+        alignment = self.signature.alignment
+        if copier(self.signature) is Copier.ASYNC:
+            how = f"the threads of the load role copy them with cp.async, {alignment} bytes each time"
+        else:
+            how = "the threads of the load role copy them through registers, element by element"
+        return f"rows start on {alignment} bytes, and the copy engine needs 16: {how}"
 
     def fold(self) -> str:
         maxima = any(isinstance(op, Reduce) and op.kind is ReduceKind.MAX for op in self.program.ops())

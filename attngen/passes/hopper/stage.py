@@ -1,10 +1,11 @@
 """stage: Program -> Schedule. Puts the ops of a tile into steps, and copies into a role of their own.
 
 Before   tile ops in the order of their definition, for the first tile and for later ones
-After    two roles. In a step, products whose inputs an earlier step (or a copy) made are issued together at its head;
-         the rest follows in program order. Products of stage 1 belong to the tile of the step before, so the first
-         tile's stage 0 is a block of its own (peel) and the last tile's stage 1 a drain. What exists once a tile is
-         indexed by the tile's counter: `sK[t]`, `rP[t - 1]`
+After    two roles, one of which copies, by the copy engine or by its threads (attngen.passes.hopper.copies). In a step,
+         products whose inputs an earlier step (or a copy) made are issued together at its head; the rest follows in
+         program order. Products of stage 1 belong to the tile of the step before, so the first tile's stage 0 is a
+         block of its own (peel) and the last tile's stage 1 a drain. What exists once a tile is indexed by the tile's
+         counter: `sK[t]`, `rP[t - 1]`
 Why      a warpgroup's products run beside its own softmax only if they belong to another tile (software pipelining,
          Rau 1981); which stages and order are best is searched before (attngen.passes.hopper.choose)"""
 
@@ -22,6 +23,8 @@ from attngen.ir.ops import (
     BulkCommit,
     BulkRetire,
     Completion,
+    CopyTile,
+    CpAsync,
     Fill,
     Heads,
     Map,
@@ -58,21 +61,24 @@ from attngen.ir.schedule import (
     WorkSource,
 )
 from attngen.layout import SmemLayout, Swizzle
+from attngen.passes.hopper.copies import Copier, copier
 from attngen.passes.hopper.flight import reads, writes
 from attngen.passes.ranges import TileClass
 from attngen.passes.visits import BY_LENGTH, ROWS_A_GROUP
+from attngen.signature import Signature
 from attngen.target import Target
 
 T, W = var("t", DType.I32), var("w", DType.I32)
 STAGING, OUTPUT_TURN = "sO", "o"
 GROUP_THREADS = 128
+COPY_REGISTERS = {Copier.ASYNC: 40, Copier.REGISTERS: 56}  # of a thread that copies: addresses, elements in flight
 
 
 class Stager:
     """The parts of a schedule, from a program and its configuration."""
 
-    def __init__(self, program: Program, pieces: int) -> None:
-        self.program, self.pieces = program, pieces
+    def __init__(self, program: Program, pieces: int, signature: Signature) -> None:
+        self.program, self.pieces, self.signature = program, pieces, signature
         assert isinstance(program.config, HopperConfig)
         self.config = program.config
         body = program.loop.body
@@ -227,10 +233,20 @@ class Stager:
             ahead=self.listed, step=steps_of("L", [*first, *once, *rest]),
         )  # fmt: skip
 
-    def load(self, op: LoadTile, when: Expr | None) -> TmaLoad:
+    def load(self, op: LoadTile, when: Expr | None) -> TmaLoad | CpAsync | CopyTile:
         dst = op.dst if when is not None else dataclasses.replace(op.dst, index=(T,))
-        bar = Ref(name=f"{ring_of(op.dst.name)}.full", index=dst.index)
-        return TmaLoad(id="", dst=dst, src=op.src, heads=op.heads, row=op.row, bar=bar, when=when)
+        src, heads, row, limit, first = op.src, op.heads, op.row, op.limit, op.first
+        match copier(self.signature):
+            case Copier.ENGINE:
+                bar = Ref(name=f"{ring_of(op.dst.name)}.full", index=dst.index)
+                return TmaLoad(id="", dst=dst, src=src, heads=heads, row=row, bar=bar, when=when)
+            case Copier.ASYNC:
+                return CpAsync(
+                    id="", dst=dst, src=src, heads=heads, row=row, limit=limit, first=first, when=when,
+                    bytes=self.signature.alignment,
+                )  # fmt: skip
+            case Copier.REGISTERS:
+                return CopyTile(id="", dst=dst, src=src, heads=heads, row=row, limit=limit, first=first, when=when)
 
     # ---- declarations ----------------------------------------------------------------------------------------------
 
@@ -281,9 +297,9 @@ def _head(steps: Sequence[Step]) -> list[Step]:
     return list(steps[:count])
 
 
-def registers(config: HopperConfig, regs_per_sm: int) -> tuple[int, int]:
+def registers(config: HopperConfig, regs_per_sm: int, by: Copier) -> tuple[int, int]:
     """Registers a thread of the load role and of the math role: what the launch allots, moved to where it is needed."""
-    load = 24 if config.warpgroups <= 2 else 32
+    load = COPY_REGISTERS.get(by) or (24 if config.warpgroups <= 2 else 32)
     threads = GROUP_THREADS * (config.warpgroups + 1)
     launch = min(regs_per_sm // threads, 255) // 8 * 8
     return load, min(240, (launch * threads - load * GROUP_THREADS) // (GROUP_THREADS * config.warpgroups) // 8 * 8)
@@ -301,15 +317,16 @@ def order_of(program: Program) -> Order:
     return Order.LONGEST_FIRST if known else Order.ASCENDING
 
 
-def stage(program: Program, target: Target, pieces: int) -> Schedule:
+def stage(program: Program, signature: Signature, target: Target, pieces: int) -> Schedule:
     """`pieces`: the output leaves in as many blocks of columns, each through the same staging buffer."""
-    s = Stager(program, pieces)
-    config, body = s.config, s.body()
-    load_regs, math_regs = registers(config, target.regs_per_sm)
+    s = Stager(program, pieces, signature)
+    config, body, by = s.config, s.body(), copier(signature)
+    load_regs, math_regs = registers(config, target.regs_per_sm, by)
     lets = program.lets
     load = Role(
-        name="load", first_warp=0, warps=4, regs=load_regs, single=True, item=Item(lets=lets, body=(s.loads(),))
-    )
+        name="load", first_warp=0, warps=4, regs=load_regs, single=not by.by_threads,
+        item=Item(lets=lets, body=(s.loads(),)),
+    )  # fmt: skip
     math = Role(
         name="math", first_warp=4, warps=config.warps, regs=math_regs, split=config.warpgroups, values=s.values(),
         item=Item(lets=(*lets, s.tile_let(const(0))), body=body),

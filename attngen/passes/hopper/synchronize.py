@@ -13,10 +13,10 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from attngen.expr import Expr, Op, const, make, sub
-from attngen.ir.ops import Commit, Enter, Leave, MbarArrive, MbarExpect, MbarWait, Open, Ref, Retire, TmaLoad, Wgmma
-from attngen.ir.ops import Op as AnyOp
+from attngen.ir.ops import Commit, Enter, Leave, MbarArrive, MbarWait, Open, Ref, Retire, Wgmma
 from attngen.ir.schedule import Block, Cursor, Kernel, OrderRing, Ring, Role, Schedule, Step, Tiles
 from attngen.passes.hopper.flight import fly, product
+from attngen.passes.hopper.handover import copies, hand_over
 from attngen.passes.hopper.stage import GROUP_THREADS, T, ring_of, steps_of
 
 TURNS = "tc"
@@ -142,34 +142,19 @@ def _math(role: Role, buffers: Buffers, turns: bool) -> Role:
     return dataclasses.replace(role, item=dataclasses.replace(role.item, body=tuple(body)))
 
 
-def _load(role: Role, kernel: Kernel) -> Role:
-    (loop,) = role.item.body
-    assert isinstance(loop, Tiles)
-    step: list[Step] = []
-    for op in loop.step:
-        assert isinstance(op, TmaLoad)
-        buffer = kernel.buffer(op.dst.name)
-        assert buffer is not None
-        free = dataclasses.replace(op.bar, name=op.bar.name.replace(".full", ".free"))
-        sequence: tuple[AnyOp, ...] = (
-            MbarWait(id="", bar=free), MbarExpect(id="", bar=op.bar, bytes=buffer.layout.bytes), op
-        )  # fmt: skip
-        step += [dataclasses.replace(x, when=op.when) for x in sequence]
-    body = (dataclasses.replace(loop, step=steps_of("L", step)),)
-    return dataclasses.replace(role, item=dataclasses.replace(role.item, body=body))
-
-
 def synchronize_kernel(kernel: Kernel, turns: bool) -> Kernel:
     load, compute = kernel.roles
-    copies = [op for node in load.item.body if isinstance(node, Tiles) for op in node.step if isinstance(op, TmaLoad)]
     buffers = Buffers(
-        frozenset(op.dst.name for op in copies if op.when is None),
-        frozenset(op.dst.name for op in copies if op.when is not None),
+        frozenset(op.dst.name for op in copies(load) if op.when is None),
+        frozenset(op.dst.name for op in copies(load) if op.when is not None),
     )
     filled = sorted((b for b in kernel.buffers if b.name in buffers.tile | buffers.item), key=lambda b: b.slots)
     rings = tuple(
-        Ring(name=ring_of(b.name), slots=b.slots, full_arrivals=1, full_bytes=b.layout.bytes,
-             free_arrivals=compute.warps, cursor=Cursor.RESTART, buffers=(b.name,))
+        Ring(
+            name=ring_of(b.name), slots=b.slots, full_arrivals=1 if load.single else GROUP_THREADS,
+            full_bytes=b.layout.bytes if load.single else 0, free_arrivals=compute.warps, cursor=Cursor.RESTART,
+            buffers=(b.name,),
+        )
         for b in filled
     )  # fmt: skip
     members = compute.split
@@ -178,7 +163,7 @@ def synchronize_kernel(kernel: Kernel, turns: bool) -> Kernel:
     barriers = tuple(dataclasses.replace(b, first=b.first + shift) for b in kernel.barriers)
     return dataclasses.replace(
         kernel, rings=rings, orders=(order,) if turns else (), barriers=barriers,
-        roles=(_load(load, kernel), _math(compute, buffers, turns)),
+        roles=(hand_over(load, kernel), _math(compute, buffers, turns)),
     )  # fmt: skip
 
 

@@ -1,0 +1,263 @@
+"""synchronize_sums: Kernel -> Kernel. Inserts what orders the roles of a kernel of plain sums.
+
+Before   copies, products and their readers in order, nothing between them; tiles indexed by the tile's counter
+After    a ring for each copied tile (vectors travel with the tile that is awaited first) and for each tile that the
+         math roles leave for another role. `full` is awaited before the first reader, `free` arrived at when the last
+         one has retired; windows of products opened, committed, and retired before the first op that needs them
+Why      as for the forward pass (attngen.passes.hopper.synchronize); here a tile may be read in the step after its
+         own, and there are producers that write with ordinary instructions"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from attngen.expr import Expr, Op, const, make, sub, substitute
+from attngen.fold import fold
+from attngen.ir.ops import (
+    BulkLoad,
+    Commit,
+    Enter,
+    Leave,
+    MbarArrive,
+    MbarExpect,
+    MbarWait,
+    Open,
+    Proxy,
+    Ref,
+    Retire,
+    StFrag,
+    TmaLoad,
+    Wgmma,
+)
+from attngen.ir.ops import Op as AnyOp
+from attngen.ir.schedule import Block, Cursor, Kernel, OrderRing, Ring, Role, Step, Tiles
+from attngen.passes.hopper.flight import fly, product, reads
+from attngen.passes.hopper.stage import GROUP_THREADS, T, ring_of, steps_of
+from attngen.passes.hopper.stage_sums import FIRST, MATH, SHED
+
+TURNS = "tc"
+WARPS_A_GROUP = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Rings:
+    """`of`: the ring of each buffer that is handed over; `item`: those of them that an item has one tile of."""
+
+    of: dict[str, str]
+    item: frozenset[str]
+
+    def bar(self, ref: Ref, side: str) -> Ref:
+        index = () if ref.name in self.item else ref.index[:1]
+        return Ref(name=f"{self.of[ref.name]}.{side}", index=index)
+
+
+def behind(ref: Ref) -> int:
+    """How many tiles before the counter's a tile is; one with a number is the counter's."""
+    at = fold(substitute(ref.index[0], {T: const(0)}))
+    assert at.value is not None
+    return max(0, -int(at.value))
+
+
+class Line:
+    """A straight line of ops of one role, with what orders it."""
+
+    def __init__(self, role: Role, rings: Rings, turns: bool) -> None:
+        self.rings, self.turns = rings, turns
+        self.values = frozenset(v.name for v in role.values)
+        (loop,) = (n for n in role.item.body if isinstance(n, Tiles))
+        self.count = loop.ranges[-1].end
+        # in which steps, counted from its own, the tiles of a ring are read first and last
+        steps: dict[str, list[int]] = {}
+        for op in loop.step:
+            for r in reads(op):
+                if r.name in rings.of and r.name not in rings.item:
+                    steps.setdefault(rings.of[r.name], []).append(behind(r))
+        self.first_read = {ring: min(found) for ring, found in steps.items()}
+        self.last_read = {ring: max(found) for ring, found in steps.items()}
+
+    def __call__(self, steps: Sequence[Step], first: bool, last: Expr | None, turns: bool) -> Iterator[Step]:
+        """`first`: the item's first tile. `last`: when this is its last one; None: never."""
+        retired = fly(steps).retired
+        waited: set[Ref] = set()
+        position = 0
+        while position < len(steps):
+            yield from self.retire(steps, retired, position, last)
+            step = steps[position]
+            if isinstance(step, Wgmma):
+                end = next((k for k in range(position, len(steps)) if not isinstance(steps[k], Wgmma)), len(steps))
+                yield from self.window(steps, retired, range(position, end), waited, first, turns)
+                position = end
+                continue
+            yield from self.waits(step, waited, first)
+            if isinstance(step, StFrag) and step.dst.name in self.rings.of:
+                yield MbarWait(id="", bar=self.rings.bar(step.dst, "free"))
+                yield step
+                yield Proxy(id="")
+                yield MbarArrive(id="", bar=self.rings.bar(step.dst, "full"))
+            else:
+                yield step
+            position += 1
+        yield from self.retire(steps, retired, len(steps), last)
+
+    def window(
+        self, steps: Sequence[Step], retired: dict[int, int], span: range, waited: set[Ref], first: bool, turns: bool
+    ) -> Iterator[Step]:
+        """Products issued together. Those that retire together are one group."""
+        groups: list[list[int]] = []
+        for k in span:
+            if groups and retired[groups[-1][-1]] == retired[k]:
+                groups[-1].append(k)
+            else:
+                groups.append([k])
+        touched = tuple(dict.fromkeys(r for k in span for r in self.registers(product(steps[k]))))
+        for number, group in enumerate(groups):
+            for k in group:
+                yield from self.waits(steps[k], waited, first)
+            if turns and number == 0:
+                yield Enter(id="", ring=TURNS)
+            yield Open(id="", regs=touched if number == 0 else ())
+            name = product(steps[group[0]]).group
+            for k in group:
+                yield dataclasses.replace(product(steps[k]), group=name)
+            yield Commit(id="", group=name)
+        if turns:
+            yield Leave(id="", ring=TURNS)
+
+    def registers(self, op: Wgmma) -> Iterator[Ref]:
+        """What ordinary instructions wrote and the product reads."""
+        if not op.zero:
+            yield op.d
+        if op.a.name in self.values:
+            yield op.a
+
+    def waits(self, step: Step, waited: set[Ref], first: bool) -> Iterator[Step]:
+        """A tile is awaited before its first reader."""
+        for ref in sorted(reads(step), key=lambda r: r.name):
+            if ref.name not in self.rings.of or (ref.name in self.rings.item and not first):
+                continue
+            bar = self.rings.bar(ref, "full")
+            if bar in waited or (bar.index and behind(bar) != self.first_read[self.rings.of[ref.name]]):
+                continue
+            waited.add(bar)
+            yield MbarWait(id="", bar=bar)
+
+    def retire(
+        self, steps: Sequence[Step], retired: dict[int, int], position: int, last: Expr | None
+    ) -> Iterator[Step]:
+        """Groups that have to be complete here, and the tiles that nobody of this role reads any more."""
+        done = [k for k, at in retired.items() if at == position and k < position]
+        yield from (Retire(id="", group=g) for g in dict.fromkeys(self.group_of(steps, retired, k) for k in done))
+        later = [steps[n] for n in range(len(steps)) if n not in done and retired.get(n, n) >= position]
+        free: dict[Ref, Expr | None] = {}
+        for k in done:
+            for ref in (product(steps[k]).a, product(steps[k]).b):
+                if ref.name not in self.rings.of:
+                    continue
+                bar = self.rings.bar(ref, "free")
+                ring = self.rings.of[ref.name]
+                if any(self.rings.of.get(r.name) == ring and r.index == ref.index for s in later for r in reads(s)):
+                    continue
+                if ref.name in self.rings.item:
+                    if last is not None:
+                        free[bar] = last
+                elif behind(ref) == self.last_read[ring]:
+                    free[bar] = None
+        yield from (MbarArrive(id="", bar=bar, when=when) for bar, when in free.items())
+
+    def group_of(self, steps: Sequence[Step], retired: dict[int, int], k: int) -> str:
+        """The name of the first product of its group."""
+        while k and isinstance(steps[k - 1], Wgmma) and retired[k - 1] == retired[k]:
+            k -= 1
+        return product(steps[k]).group
+
+
+def _role(role: Role, rings: Rings, turns: bool) -> Role:
+    line = Line(role, rings, turns)
+    body: list[Block | Tiles] = []
+    for node in role.item.body:
+        if isinstance(node, Tiles):
+            started = node.start > 0
+            end = make(Op.EQ, T, sub(line.count, const(1)))
+            step = line(node.step, False, end, turns)
+            drain = line(node.drain, False, None, turns)
+            body.append(dataclasses.replace(node, step=steps_of(node.step[0].id[0], step), drain=steps_of("D", drain)))
+            if not started:
+                body.insert(0, Block(name="begin", ops=steps_of("B", _item_waits(node, rings))))
+        elif any(isinstance(op, Wgmma) for op in node.ops):
+            ops = line(node.ops, True, make(Op.EQ, line.count, const(1)), turns)
+            body.append(dataclasses.replace(node, ops=steps_of("P", ops)))
+        else:
+            body.append(node)
+    return dataclasses.replace(role, item=dataclasses.replace(role.item, body=tuple(body)))
+
+
+def _item_waits(loop: Tiles, rings: Rings) -> Iterator[AnyOp]:
+    """A role without a first tile of its own awaits the tiles of the item before its loop."""
+    names = dict.fromkeys(r.name for op in loop.step for r in sorted(reads(op), key=lambda r: r.name))
+    yield from (MbarWait(id="", bar=Ref(name=f"{rings.of[n]}.full")) for n in names if n in rings.item)
+
+
+def _load(role: Role, kernel: Kernel, bytes_of: dict[str, int]) -> Role:
+    (loop,) = role.item.body
+    assert isinstance(loop, Tiles)
+    step: list[Step] = []
+    for op in loop.step:
+        if isinstance(op, TmaLoad):
+            free = dataclasses.replace(op.bar, name=op.bar.name.replace(".full", ".free"))
+            ring = op.bar.name.partition(".")[0]
+            head = (MbarWait(id="", bar=free), MbarExpect(id="", bar=op.bar, bytes=bytes_of[ring]))
+            step += [dataclasses.replace(x, when=op.when) for x in (*head, op)]
+        else:
+            step.append(op)
+    body = (dataclasses.replace(loop, step=steps_of("L", step)),)
+    return dataclasses.replace(role, item=dataclasses.replace(role.item, body=body))
+
+
+def _users(role: Role) -> set[str]:
+    """Buffers that a role reads."""
+    steps = (op for node in role.item.body for op in (node.ops if isinstance(node, Block) else node.step))
+    return {r.name for op in steps for r in reads(op)}
+
+
+def synchronize_sums(kernel: Kernel, turns: bool) -> Kernel:
+    """`turns`: warpgroups take turns on the tensor cores; needs two or more."""
+    by_name = {r.name: r for r in kernel.roles}
+    load, math = kernel.roles[0], by_name[MATH]
+    (loop,) = load.item.body
+    assert isinstance(loop, Tiles)
+    of: dict[str, str] = {}
+    for op in loop.step:
+        assert isinstance(op, TmaLoad | BulkLoad)
+        of[op.dst.name] = op.bar.name.partition(".")[0]
+    item = frozenset(op.dst.name for op in loop.step if isinstance(op, TmaLoad) and op.when is FIRST)
+    handed = [op.dst.name for op in _steps(math) if isinstance(op, StFrag) and len(op.dst.index) > 1]
+    of |= {n: ring_of(n) for n in handed}
+    rings = Rings(of, item)
+    sizes = {b.name: b for b in kernel.buffers}
+    made = []
+    for name in dict.fromkeys(of.values()):
+        buffers = tuple(n for n, r in of.items() if r == name)
+        copied = buffers[0] not in handed
+        readers = [r for r in kernel.roles[1:] if _users(r) & set(buffers)]
+        made.append(Ring(
+            name=name, slots=sizes[buffers[0]].slots, full_arrivals=1 if copied else math.warps,
+            full_bytes=sum(sizes[n].layout.bytes for n in buffers) if copied else 0,
+            free_arrivals=sum(r.warps for r in readers), cursor=Cursor.RESTART, buffers=buffers,
+        ))  # fmt: skip
+    bytes_of = {r.name: r.full_bytes for r in made}
+    order = OrderRing(name=TURNS, members=math.split, first=1, threads=2 * GROUP_THREADS)
+    shift = math.split if turns else 0
+    barriers = tuple(dataclasses.replace(b, first=b.first + shift) for b in kernel.barriers)
+    roles = [_load(load, kernel, bytes_of)]
+    if SHED in by_name:
+        roles.append(_role(by_name[SHED], rings, False))
+    roles.append(_role(math, rings, turns))
+    return dataclasses.replace(
+        kernel, rings=tuple(made), orders=(order,) if turns else (), barriers=barriers, roles=tuple(roles)
+    )
+
+
+def _steps(role: Role) -> Iterator[Step]:
+    for node in role.item.body:
+        yield from node.ops if isinstance(node, Block) else node.step
