@@ -104,7 +104,8 @@ def table_of(kernel: Kernel) -> str:
 
 
 def rounds_of(kernel: Kernel) -> str:
-    return f"{kernel.name}.rounds"
+    """What its number of rounds is called; of a table that is made on the device, as the table's workspace names it."""
+    return "rounds" if kernel.work.source is WorkSource.DEVICE_TABLE else f"{kernel.name}.rounds"
 
 
 def values_of(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attngen.arguments import values_of
+from attngen.arguments import rounds_of, values_of
 from attngen.config import FoldPolicy, HopperConfig
 from attngen.errors import LaunchError
 from attngen.evaluate import evaluate
@@ -256,7 +256,7 @@ def arguments(kernel: Kernel, stride: int, dim: int) -> dict[str, int | float | 
     strides = [1] * captured.rank
     strides[dim] = stride
     shapes[captured.name] = ((1,) * captured.rank, tuple(strides))
-    scalars = dict.fromkeys(("batch", "heads", "group", "seqlen_q", "seqlen_k", "rounds"), 1) | {"scale": 1.0}
+    scalars = dict.fromkeys(("batch", "heads", "group", "seqlen_q", "seqlen_k", rounds_of(kernel)), 1) | {"scale": 1.0}
     return values_of(kernel, shapes, scalars)  # type: ignore[arg-type]
 
 

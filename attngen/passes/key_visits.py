@@ -98,13 +98,14 @@ def group_loop(
     least: keys that no query sees visit one tile, in which nothing is visible."""
     lets = [*key_lets(config)]
     group, before, c = i32("group"), i32("before"), i32("c")
+    in_masked, u = make(Op.LT, T, END), i32("u")
     if visit.source is VisitSource.TABLE:
         lets += [
             _let("masked", _listed(mask, number, const(0))),
             _let("full", sub(_listed(mask, number, const(1)), i32("masked"))),
         ]
-        masked_tile = _listed(mask, number, add(c, const(LISTED_FROM)))
-        full_tile = _listed(mask, number, add(add(c, i32("masked")), const(LISTED_FROM)))
+        at = add(where(in_masked, c, add(c, i32("masked"))), const(LISTED_FROM))
+        tile = _listed(mask, number, at)  # one read: that of the other class may lie beyond the list
     else:
         bound = {n: bounded(getattr(visit, n)) for n in ("lo", "hi", "full_lo", "full_hi")}
         if shed:  # the last tile of keys has rows beyond the last key: none of its query tiles is full
@@ -117,14 +118,13 @@ def group_loop(
             _let("full", sub(i32("full_hi"), i32("full_lo"))),
         ]
         masked_tile = add(i32("m_lo"), where(make(Op.LT, c, before), c, add(c, i32("full"))))
-        full_tile = add(i32("full_lo"), c)
+        tile = where(in_masked, masked_tile, add(i32("full_lo"), c))
     lets += [
         _let("end0", mul(group, i32("masked"))),
         _let("end1", add(END, mul(group, i32("full")))),
     ]
     ends = (END, i32("end1"))[: len(visit.ranges)]
-    in_masked, u = make(Op.LT, T, END), i32("u")
-    count, tile = where(in_masked, i32("masked"), i32("full")), where(in_masked, masked_tile, full_tile)
+    count = where(in_masked, i32("masked"), i32("full"))
     if least:
         lets.append(_let("count", maximum(ends[-1], const(1))))
         count = maximum(count, const(1))
