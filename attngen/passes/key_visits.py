@@ -80,7 +80,7 @@ def key_workspaces(mask: Expr, config: TileConfig, number: str) -> tuple[Workspa
     lead = (i32("batch") if "b" in variables(mask) else const(1), const(1))
     keys, queries = _tile_count(SEQLEN_K, config.block_m), _tile_count(SEQLEN_Q, config.block_n)
     return (
-        Workspace(name=VISITS + number, elem=Elem.I32, shape=(*lead, keys, add(queries, const(LISTED_FROM)))),
+        Workspace(name=VISITS + number, elem=Elem.I32, shape=(*lead, keys, add(queries, const(LISTED_FROM + 1)))),
         Workspace(name=CLASSES + number, elem=Elem.U8, shape=(*lead, keys, queries)),
     )
 
