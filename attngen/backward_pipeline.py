@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from attngen.config import Config, HopperSumsConfig, SumsConfig
 from attngen.errors import PassError
-from attngen.expr import SCALE, DType, const, loads, mul, var, variables
+from attngen.expr import SCALE, SEQLEN_Q, DType, const, loads, mul, var, variables
 from attngen.ir.graph import Axis, Graph, Input, Map, Output
 from attngen.ir.ops import Assign
 from attngen.ir.program import Program
@@ -30,10 +30,11 @@ from attngen.passes.place import place
 from attngen.passes.row_kernel import cast_blocks, cast_kernel, row_kernel
 from attngen.passes.schedule_sums import schedule_sums
 from attngen.passes.simplify import simplify
+from attngen.passes.sum_names import KEY_KERNEL, tiled
 from attngen.passes.synchronize import synchronize
 from attngen.passes.textbook import ROWS, SINK, textbook
 from attngen.passes.tile import _STORAGE
-from attngen.passes.tile_sums import KEY_KERNEL, tile_sums, tiled
+from attngen.passes.tile_sums import tile_sums
 from attngen.passes.visit_table import add_key_table, add_visit_table
 from attngen.signature import Signature
 from attngen.spec import Normalizer, Variant
@@ -123,7 +124,6 @@ def stages(
     parts = parts_of(graph, variant, signature, target, asked.same_bits)
     yield BackwardStage("partition", parts)
     programs, kernels, facts, spaces = list[Program](), list[Kernel](), list[Fact](), list[Workspace]()
-    block_of = {owned: config.block_n for owned, config in zip(parts.owned, configs, strict=True)}
     for (name, owned), config in zip(named(parts), configs, strict=True):
         program = tile_sums(owned, name, variant, signature, config)
         yield BackwardStage(f"tile_sums {name}", program)
@@ -168,18 +168,18 @@ def stages(
             Workspace(name=t.name, elem=t.elem, shape=tuple(var(n, DType.I32) for n in ROW_SIZES)) for t in made
         ]
         plan = dataclasses.replace(plan, kernels=(rows, *plan.kernels))
-    for owned in parts.owned:
+    for owned, config in zip(parts.owned, configs, strict=True):
         for out, node in owned.shed():
-            # columns of padding too: they are added to without a condition
+            # rows and columns of padding too: they are added to without a condition
             width = signature.head_dim_qk if node.axes[3] is Axis.D else signature.head_dim_v
             elem = Elem.BF16 if signature.dtype.value == "bf16" else Elem.F16
-            *lead, length = (var(n, DType.I32) for n in ROW_SIZES)
+            lead, rows_of_tiles = (var(n, DType.I32) for n in ROW_SIZES[:2]), tiled(SEQLEN_Q, config.block_n)
             if target.has(Feature.WGMMA):
-                size = mul(tiled(length, block_of[owned]), const(padded(width)))
+                size = mul(rows_of_tiles, const(padded(width)))
                 spaces.append(Workspace(name=node.id, elem=Elem.F32, shape=(*lead, size), zero=True))
                 cast = cast_blocks(owned.graph, out, node, elem, padded(width))
             else:
-                shape = (*lead, length, const(tile_width(owned, width)))
+                shape = (*lead, rows_of_tiles, const(tile_width(owned, width)))
                 spaces.append(Workspace(name=node.id, elem=Elem.F32, shape=shape, zero=True))
                 cast = cast_kernel(owned.graph, out, node, elem, width)
             plan = dataclasses.replace(plan, kernels=(*plan.kernels, cast))

@@ -22,7 +22,7 @@ from attngen.ir.graph import Graph, Output
 from attngen.ir.ops import Assign
 from attngen.ir.schedule import VerifiedSchedule
 from attngen.kernel import Generated
-from attngen.passes.tile_sums import element_sums
+from attngen.passes.sum_names import element_sums
 from attngen.plan import Launches, Layout, empty_on, launches, layouts
 from attngen.predict import Bounds, Counts, predicted
 from attngen.progress import Progress

@@ -641,7 +641,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) attn_bwd_keys(const __grid_
         }
       }
     }
-    // S13 red_add dst=dq_sum src=rdQ_sum heads=q row={m * 64} limit={seqlen_q} mode=reduce_add
+    // S13 red_add dst=dq_sum src=rdQ_sum heads=q row={m * 64} mode=reduce_add
     {
       const u32 at_lane = opaque_u32(lane);
       const i64 stride = opaque_s64(p.dq_sum_s2);
@@ -652,8 +652,8 @@ extern "C" __global__ void __launch_bounds__(256, 1) attn_bwd_keys(const __grid_
         _Pragma("unroll") for (int ci = 0; ci < 4; ++ci) {
           const int at = (ri / 2 * 4 + ci) * 4 + ri % 2 * 2;
           const float other = shfl_xor_f32(upper ? rdQ_sum[at + 1] : rdQ_sum[at], 16);
-          if (i0 + 8 * ri < p.seqlen_q) red_add_f32(to + 8 * ci, upper ? rdQ_sum[at] : other);
-          if (i0 + 8 * ri + 4 < p.seqlen_q) red_add_f32(to + 4 * stride + 8 * ci, upper ? other : rdQ_sum[at + 1]);
+          red_add_f32(to + 8 * ci, upper ? rdQ_sum[at] : other);
+          red_add_f32(to + 4 * stride + 8 * ci, upper ? other : rdQ_sum[at + 1]);
         }
         to += 8 * stride;
       }

@@ -183,10 +183,8 @@ def test_gate_refuses_a_spill(spilled: Artifact) -> None:
     assert {finding.rule for finding in report.findings} == {gate.Rule.SPILL, gate.Rule.LOOP_SPILL}
 
 
-def test_a_loop_spill_is_fatal_even_where_spills_are_allowed(spilled: Artifact) -> None:
-    fatal = [
-        finding.rule for finding in gate.check(spilled, allow_spills=("spill",)).findings if finding.fatal
-    ]
+def test_only_a_spill_in_a_loop_is_fatal(spilled: Artifact) -> None:
+    fatal = [finding.rule for finding in gate.check(spilled).findings if finding.fatal]
     assert fatal == [gate.Rule.LOOP_SPILL]
 
 
@@ -197,8 +195,8 @@ def test_gate_says_when_the_machine_code_was_not_read(
         raise MissingToolError("nvdisasm was not found")
 
     monkeypatch.setattr(gate, "spills_in_loops", missing)
-    report = gate.check(spilled, allow_spills=("spill",))
-    assert report.ok
+    report = gate.check(spilled)
+    assert [finding.rule for finding in report.findings if finding.fatal] == [gate.Rule.SPILL]
     assert not report.sass_checked
     assert "the loops were not checked" in str(report)
 

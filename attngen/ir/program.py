@@ -92,13 +92,12 @@ class StageTile(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class AddTile(Op):
-    """A tile added to rows [row, limit) of a tensor of f32 in global memory, in no order among CTAs."""
+    """A tile added to the rows from `row` on of a tensor of f32 in global memory, in no order among CTAs."""
 
     dst: str
     src: Ref = read()
     heads: Heads
     row: Expr
-    limit: Expr
     unit = Unit.GLOBAL
 
 

@@ -44,7 +44,7 @@ def calls(context: RoleContext, op: Op) -> Iterator[tuple[str, dict[str, Argumen
             value = context.values[op.src.name]
             head = "h" if op.head is None else context.expr(op.head)
             yield kind, {"dst": op.dst, "src": op.src.name, "head": head, "row": context.expr(op.row),
-                         "limit": context.expr(op.limit), "rows": value.rows // 8, "tiles": value.cols // 8,
+                         "rows": value.rows // 8, "tiles": value.cols // 8,
                          "columns": value.cols, **warp_grid(context, op.src)}  # fmt: skip
         case _:
             yield from common.calls(context, op)

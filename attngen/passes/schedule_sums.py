@@ -100,7 +100,7 @@ class _Builder:
         if isinstance(op, StageTile):
             return StFrag(id=op_id, dst=op.dst, src=op.src)
         if isinstance(op, AddTile):
-            return RedAdd(id=op_id, dst=op.dst, src=op.src, heads=op.heads, row=op.row, limit=op.limit,
+            return RedAdd(id=op_id, dst=op.dst, src=op.src, heads=op.heads, row=op.row,
                           mode=Assign.REDUCE_ADD)  # fmt: skip
         if not isinstance(op, Map | Reduce | Fill):
             raise PassError(f"schedule_sums: {type(op).__name__} has no counterpart on this target")

@@ -16,10 +16,8 @@ from dataclasses import dataclass, field, replace
 
 from attngen.config import Config, HopperSumsConfig, SumsConfig
 from attngen.errors import PassError
-from attngen.evaluate import evaluate
 from attngen.expr import (
     SCALE,
-    SEQLEN_K,
     SEQLEN_Q,
     ZERO,
     B,
@@ -29,7 +27,6 @@ from attngen.expr import (
     I,
     J,
     Op,
-    add,
     conj,
     const,
     load,
@@ -45,9 +42,8 @@ from attngen.expr import (
     where,
 )  # fmt: skip
 from attngen.fold import fold as fold_expr
-from attngen.interval import Span, analyse
-from attngen.ir.graph import Axis, Contract, Graph, Input, Map, Mask, Output
-from attngen.ir.ops import Assign, Fill, Heads, Reduce, ReduceKind, Ref, Scope, Stmt
+from attngen.ir.graph import Axis, Contract, Graph, Input, Map, Mask
+from attngen.ir.ops import Fill, Heads, Reduce, ReduceKind, Ref, Scope, Stmt
 from attngen.ir.ops import Map as MapOp
 from attngen.ir.ops import Op as TileOp
 from attngen.ir.program import (
@@ -66,41 +62,37 @@ from attngen.layout import Fragment
 from attngen.passes.bounded import bounded
 from attngen.passes.choose import padded
 from attngen.passes.choose_sums import width
-from attngen.passes.key_visits import BACK, I_HI, I_LO, TRANSPOSED, group_loop, key_workspaces, query_tiles
+from attngen.passes.key_visits import group_loop, key_workspaces, query_tiles
 from attngen.passes.partition import Owned
 from attngen.passes.place import PACKED
 from attngen.passes.ranges import TileClass, Visit, VisitSource, ranges
 from attngen.passes.scopes import Scopes, Target
 from attngen.passes.simplify import LOG2E, simplify_expr
 from attngen.passes.split_weights import Halves, halves, lift_rows, negated
+from attngen.passes.sum_bounds import Seen, seen_rows, visit_fact
+from attngen.passes.sum_names import (
+    GIVEN_ROWS,
+    KEY_HEADS,
+    KEY_KERNEL,
+    LENGTH,
+    PLAIN,
+    TAKEN,
+    TILE,
+    WIDTH,
+    by_step,
+    check_hidden,
+    clamped,
+    element_sums,
+    own_name,
+    row_space,
+    row_sums,
+    tile_name,
+    vector_name,
+)
 from attngen.passes.tile import _SCALARS, _STORAGE, RESERVED, _where
 from attngen.passes.visits import _let, i32, visits
 from attngen.signature import Signature
 from attngen.spec import Variant
-from attngen.sums import tidy
-
-KEY_HEADS = {"k", "v"}
-KEY_KERNEL = "attn_bwd_keys"  # kernels that own keys: this name, and a number where there are several
-GIVEN_ROWS = {"lse", "dlse"}  # row values that a caller gives; others are made by a kernel of the module
-WIDEST_TILE = 256  # rows
-PLAIN = "rX"  # scores that no contraction makes
-LENGTH = {Axis.M: SEQLEN_Q, Axis.N: SEQLEN_K}
-TILE = {Axis.M: "m", Axis.N: "n"}
-WIDTH = {Axis.D: "head_dim_qk", Axis.DV: "head_dim_v"}
-
-
-Bounds = tuple[Expr | None, Expr]
-
-
-def tile_name(prefix: str, node: str) -> str:
-    """sQ of q, rS of s, rdP of dp."""
-    d = "d" if len(node) > 1 and node.startswith("d") else ""
-    return f"{prefix}{d}{node[len(d):].capitalize()}"
-
-
-def vector_name(rows: str) -> str:
-    """sLse_rows of lse_rows."""
-    return f"s{rows.capitalize()}"
 
 
 @dataclass
@@ -114,9 +106,9 @@ class _Tiler:
     scopes: Scopes
     fragments: dict[str, Scope]  # what expressions read, by how much of it there is
     names: set[str]  # captured tensors
+    seen: Seen
     values: dict[str, TileValue] = field(default_factory=dict)
     vectors: dict[Expr, str] = field(default_factory=dict)  # of query rows, by what they are made of
-    seen: Bounds = (None, SEQLEN_K)  # streamed rows that some owned row sees: the rest is loaded as zeros
 
     @property
     def graph(self) -> Graph:
@@ -146,7 +138,7 @@ class _Tiler:
         width = node.axes[3]
         dst = self.value(tile_name("s", node.id), rows, self.width(width), (axis.value, width.value), self.elem)
         heads = Heads.KV if node.id in KEY_HEADS else Heads.Q
-        first, limit = self.own_seen if own else self.seen
+        first, limit = self.seen.own if own else self.seen.streamed
         head = H if self.owned.own is Axis.N and heads is Heads.Q else None
         row = mul(i32(TILE[axis]), const(rows))
         return LoadTile(id=op_id, dst=dst, src=node.id, heads=heads, row=row, limit=limit, first=first, head=head)
@@ -228,7 +220,7 @@ class _Tiler:
         return tuple(Ref(name=n) for n in found if n in names)
 
     def value_of(self, name: str) -> Expr:
-        _check_hidden(name, self.weight(name, hidden=True))
+        check_hidden(name, self.weight(name, hidden=True))
         own = frozenset(n.id for n in self.graph.of(Input))
         return bounded(fold_expr(self.fused(self.weight(name))), own)
 
@@ -370,7 +362,7 @@ class _Tiler:
         a, b = Ref(name=tile_name("s", self.left(node)), transposed=True), Ref(name=tile_name("s", self.right(node)))
         yield ContractTile(id="", d=d, a=a, b=b, zero=True)
         row = mul(i32(TILE[stream]), const(cols))
-        yield AddTile(id="", dst=node.id, src=d, heads=Heads.Q, row=row, limit=LENGTH[stream])
+        yield AddTile(id="", dst=node.id, src=d, heads=Heads.Q, row=row)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -420,89 +412,9 @@ class _Tiler:
             ops.append(MapOp(id=f"o{len(ops)}", over=Ref(name=over), body=tuple(body)))
         return (*ops, *(replace(s, id=f"o{len(ops) + n}") for n, s in enumerate(stores)))
 
-    # ---- the loop --------------------------------------------------------------------------------------------------
-
-    def set_seen(self) -> tuple[Stmt, ...]:
-        """Bounds of `seen` as scalars of the item. Where an owned tile is an operand of a part of another sum, those of
-        its rows that no streamed row sees at all are zeros too."""
-        keys = self.owned.own is Axis.N
-        mask = substitute(self.variant.mask, TRANSPOSED) if keys else self.variant.mask
-        lets, self.seen = self._bounds("seen", analyse(mask).any, LENGTH[self.owned.stream], BACK if keys else {})
-        self.own_seen: Bounds = (None, LENGTH[self.owned.own])
-        if self.owned.shed():
-            whole = {I_LO: const(0), I_HI: sub(SEQLEN_Q, const(1))}
-            more, self.own_seen = self._bounds("own", analyse(self.variant.mask).any, LENGTH[self.owned.own], whole)
-            lets += more
-        return tuple(lets)
-
-    def _bounds(
-        self, name: str, span: Span, length: Expr, values: dict[Expr, Expr]
-    ) -> tuple[list[Stmt], Bounds]:
-        """The ends of a span as scalars; they are left out where they depend on the head of a group."""
-        lets: list[Stmt] = []
-        first, limit = None, length
-        if span.hi is not None and not self._of_step(span.hi):
-            lets.append(_let(f"{name}_hi", tidy(make(Op.MIN, bounded(substitute(span.hi, values)), length))))
-            limit = i32(f"{name}_hi")
-        if span.lo is not None and not self._of_step(span.lo):
-            lets.append(_let(f"{name}_lo", bounded(substitute(span.lo, values))))
-            first = i32(f"{name}_lo")
-        return lets, (first, limit)
-
-    def _of_step(self, e: Expr) -> bool:
-        return self.owned.own is Axis.N and "h" in variables(e)
-
-
-def own_name(node: str) -> str:
-    """The value that is named like a left operand."""
-    return tile_name("r", node)
-
-
-def added(graph: Graph) -> Iterator[Output]:
-    """What a graph adds to captured tensors."""
-    for out in graph.of(Output):
-        assert isinstance(out, Output)
-        if out.mode is Assign.REDUCE_ADD:
-            yield out
-
-
-def row_sums(graph: Graph) -> Iterator[Output]:
-    """At an index that all keys of a row share: summed in the row, whose sum is stored."""
-    return (out for out in added(graph) if "j" not in variables(*out.index))
-
-
-def element_sums(graph: Graph) -> Iterator[Output]:
-    """At an index of the element: each element is added where it belongs."""
-    return (out for out in added(graph) if "j" in variables(*out.index))
-
-
-def clamped(out: Output) -> tuple[Expr, ...]:
-    """The index inside the tensor, as where it was read."""
-    return bounded(load(out.into, out.index, DType.F32)).args
-
-
-def _space(name: str) -> Workspace:
-    """Row values for the copy engine, as far as a tile of any kernel may reach beyond the last row."""
-    lead = tuple(var(n, DType.I32) for n in ("batch", "heads"))
-    length = tiled(add(SEQLEN_Q, const(WIDEST_TILE)), WIDEST_TILE)
-    return Workspace(name=name, elem=Elem.F32, shape=(*lead, length))
-
-
-def tiled(length: Expr, block: int) -> Expr:
-    """Whole tiles of a length, in rows."""
-    return mul(make(Op.FLOORDIV, add(length, const(block - 1)), const(block)), const(block))
-
 
 def _row(name: str, config: SumsConfig, owned: Owned) -> TileValue:
     return TileValue(name=name, elem=Elem.F32, rows=config.block_m, cols=0, axes=(owned.own.value, ""))
-
-
-def _check_hidden(name: str, e: Expr) -> None:
-    """A masked element has the weight 0 exactly, so that it may be selected instead of computed."""
-    env = {x.name: 0.5 if x.dtype is DType.F32 else 1 for x in walk(e) if x.op is Op.VAR}
-    known = rewrite(e, lambda x: const(0.5) if x.op is Op.LOAD and x.dtype is DType.F32 else None)
-    if float(evaluate(known, env)) != 0.0:
-        raise PassError(f"tile_sums: {name} is not 0 where it is masked")
 
 
 # ---- the pass --------------------------------------------------------------------------------------------------------
@@ -518,8 +430,8 @@ def tile_sums(owned: Owned, name: str, variant: Variant, signature: Signature, c
     taken = {*RESERVED, *TAKEN, *fragments, *(c.name for c in variant.captures), *(n.id for n in owned.graph.nodes)}
     axes = {"i": Scope.COL, "j": Scope.ROW} if keys else {"i": Scope.ROW, "j": Scope.COL}
     scopes = Scopes(fragments, names, taken, axes=axes, stepped=frozenset({"h"}) if keys else frozenset())
-    t = _Tiler(owned, variant, signature, config, visit, elem, scopes, fragments, {c.name for c in variant.captures})
-    seen = t.set_seen()
+    t = _Tiler(owned, variant, signature, config, visit, elem, scopes, fragments,
+                {c.name for c in variant.captures}, seen_rows(owned, variant.mask))  # fmt: skip
     body = t.body()
     prologue, epilogue = t.prologue(), t.epilogue()
     workspaces: tuple[Workspace, ...] = ()
@@ -528,7 +440,7 @@ def tile_sums(owned: Owned, name: str, variant: Variant, signature: Signature, c
         lets, loop = group_loop(visit, variant.mask, config, body, bool(owned.shed()), number, least)
         if visit.source is VisitSource.TABLE:
             workspaces = key_workspaces(variant.mask, config, number)
-        steps, items = _by_step(scopes.lets.values())
+        steps, items = by_step(scopes.lets.values())
         loop = replace(loop, lets=steps)
     else:
         lets, loop, workspaces = visits(visit, config, variant.mask, body)
@@ -536,42 +448,16 @@ def tile_sums(owned: Owned, name: str, variant: Variant, signature: Signature, c
         items = tuple(scopes.lets.values())
     over = f"tiles of {'keys' if keys else 'queries'} own their sums"
     over += "".join(f", parts of {node.id} are added with red.add" for _, node in owned.shed())
-    spaces = tuple(_space(name) for name in t.vectors.values())
+    spaces = tuple(row_space(name) for name in t.vectors.values())
     rows = tuple((name, substitute(e, t.row_values())) for e, name in t.vectors.items())
     return Program(
         name=name, head_dim_qk=signature.head_dim_qk, head_dim_v=signature.head_dim_v, config=config,
-        tensors=_tensors(t, workspaces), scalars=_SCALARS, lets=(*lets, *seen, *items),
+        tensors=_tensors(t, workspaces), scalars=_SCALARS, lets=(*lets, *t.seen.lets, *items),
         values=tuple(t.values.values()), prologue=prologue, loop=loop, epilogue=epilogue,
         workspaces=(*workspaces, *spaces), rows=rows,
         visit_mask=variant.mask if workspaces else None,
-        facts=(Fact(subject=name, text=f"{over}; {_visit_fact(visit, keys)}"),),
+        facts=(Fact(subject=name, text=f"{over}; {visit_fact(visit, keys)}"),),
     )  # fmt: skip
-
-
-TAKEN = frozenset(
-    "own_lo own_hi g u c m n before masked full factor factor1 m_lo m_hi j_lo j_hi".split()
-)
-
-
-def _by_step(lets: object) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
-    """Scalars that change with the head of a step, and those of the item."""
-    stepped, steps, items = {"h"}, [], []
-    for s in lets:  # type: ignore[attr-defined]
-        if variables(s.value) & stepped:
-            stepped.add(s.target)
-            steps.append(s)
-        else:
-            items.append(s)
-    return tuple(steps), tuple(items)
-
-
-def _visit_fact(visit: Visit, keys: bool) -> str:
-    what = "query" if keys else "key"
-    if visit.source is VisitSource.TABLE:
-        return f"{what} tiles from a list made on the device, since the mask has no closed form: {visit.reason}"
-    if visit.ranges == (TileClass.MASKED,):
-        return f"every {what} tile is visited and masked, since the mask depends on the head of a group"
-    return f"closed forms of the mask, {what} tiles {' and '.join(dict.fromkeys(c.value for c in visit.ranges))}"
 
 
 def _tensors(t: _Tiler, workspaces: tuple[Workspace, ...]) -> tuple[TensorArg, ...]:

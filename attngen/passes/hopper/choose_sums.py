@@ -23,7 +23,8 @@ from attngen.passes.choose_sums import products
 from attngen.passes.hopper.stage_sums import ADDRESSES, BARRIERS, STAGED, role_registers
 from attngen.passes.partition import Owned
 from attngen.passes.place import place
-from attngen.passes.tile_sums import KEY_KERNEL, tile_sums
+from attngen.passes.sum_names import KEY_KERNEL
+from attngen.passes.tile_sums import tile_sums
 from attngen.signature import Signature
 from attngen.spec import Variant
 from attngen.target import Target
