@@ -182,13 +182,13 @@ def derive(variant: Variant, signature: Signature, target: Target, config: AnyCo
 
 def _in_order(variant: Variant, signature: Signature, target: Target) -> Iterator[AnyConfig]:
     """What was measured before what is modelled; the model is not asked as long as what was measured will do."""
-    if not target.has(Feature.WGMMA):
-        yield from candidates(variant, signature, target)
-        return
     measured = tuned.lookup(variant, signature, target)
     if measured is not None:
         yield measured
-    yield from (c.config for c in judged(variant, signature, target) if c.config != measured)
+    if target.has(Feature.WGMMA):
+        yield from (c.config for c in judged(variant, signature, target) if c.config != measured)
+    else:
+        yield from (c for c in candidates(variant, signature, target) if c != measured)
 
 
 def _levels(variant: Variant, signature: Signature, target: Target, config: AnyConfig) -> Levels:
@@ -228,7 +228,7 @@ def _candidates(
 
     from attngen.passes import hopper
 
-    return hopper.ranked(signature, target, policies(fold, plain), build)
+    return hopper.ranked(signature, target, policies(fold, plain), build, hopper.beside(variant.score))
 
 
 def judged(variant: Variant, signature: Signature, target: Target) -> tuple[hopper.Candidate, ...]:

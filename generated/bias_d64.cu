@@ -5,7 +5,7 @@
 // kernel     attn_fwd: 128 threads, 24576 bytes of dynamic shared memory
 // compile    nvrtc --gpu-architecture=sm_80 --std=c++17 --fmad=false --ptxas-options=-v
 // block_m: 128 = 4 warps x 32 rows: each ldmatrix of K and V feeds two MMAs
-// block_n: 32: widest with O and S in 96 <= 128 registers and 24576 bytes of shared memory
+// block_n: 32: O and S in 96 registers and 24576 bytes of shared memory
 // occupancy: 2 CTAs an SM: 24576 of 167936 bytes, 128 threads x 255 registers of 65536
 // ranges: closed forms of the mask, tiles from the last key down: masked, full
 // order: FlashAttention-2's: K of the next tile behind QK, V at the head of its step, two barriers a step
