@@ -209,26 +209,25 @@ extern "C" __global__ void __launch_bounds__(1024, 1) visit_table(const __grid_c
   const int u3 = (p.doc_ids_n0 - 1);
   // V1 scan_tiles dst=classes lo={n_lo} hi={n_hi} block_n=64
   for (int n = n_lo + warp; n < n_hi; n += 32) {
-    bool some = false, all = true, inside[2];
+    bool some = false, all = true;
     int u4[2];
     _Pragma("unroll") for (int ci = 0; ci < 2; ++ci) {
-      const int j = n * 64 + min_s32(lane + 32 * ci, 64 - 1);
-      inside[ci] = j < p.seqlen_k;
+      const int j = min_s32(n * 64 + min_s32(lane + 32 * ci, 64 - 1), p.seqlen_k - 1);
       u4[ci] = ld_s32(p.doc_ids + (i64)min_s32(j, u3));
     }
     _Pragma("unroll 4") for (int i = i_lo; i <= i_hi; ++i) {
       const int u2 = ld_s32(p.doc_ids + (i64)min_s32(i, u3));
       const int u1 = (i + u0);
       _Pragma("unroll") for (int ci = 0; ci < 2; ++ci) {
-        const int j = n * 64 + min_s32(lane + 32 * ci, 64 - 1);
+        const int j = min_s32(n * 64 + min_s32(lane + 32 * ci, 64 - 1), p.seqlen_k - 1);
         const bool visible = ((j <= u1) && (u2 == u4[ci]));
-        some |= visible & inside[ci];
-        all &= visible & inside[ci];
+        some |= visible;
+        all &= visible;
       }
     }
     some = warp_any(some);
     all = warp_all(all);
-    if (lane == 0) st_u8(p.classes + (i64)b * p.classes_s0 + (i64)h * p.classes_s1 + (i64)m * p.classes_s2 + n, some ? (all && true ? 2 : 1) : 0);
+    if (lane == 0) st_u8(p.classes + (i64)b * p.classes_s0 + (i64)h * p.classes_s1 + (i64)m * p.classes_s2 + n, some ? (all && true && (n + 1) * 64 <= p.seqlen_k ? 2 : 1) : 0);
   }
   // V2 cta_sync
   cta_sync();
