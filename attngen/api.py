@@ -26,7 +26,7 @@ from attngen.lower import Source
 from attngen.prepare import prepare
 from attngen.progress import Progress
 from attngen.runtime import Resources, Unit, precompile_into
-from attngen.signature import IoType, Shapes, Signature, alignment_of, strided
+from attngen.signature import IoType, Shapes, Signature, alignment_of, signature_for, strided
 from attngen.spec import Attention
 from attngen.target import SM80, Target
 from attngen.target import target as target_named
@@ -234,7 +234,7 @@ def compile(
     head_dim_v: int | None = None,
     dtype: torch.dtype = torch.bfloat16,
     target: str = TARGETS[0],
-    alignment: int = 16,
+    alignment: int | None = None,
     config: AnyConfig | str | None = None,
     autotune: bool = False,
     shapes: tuple[int, int, int, int, int] | None = None,
@@ -242,16 +242,15 @@ def compile(
     """The kernel of a description. Needs no GPU; it is compiled to machine code when first asked for.
 
     head_dim: of q and k; head_dim_v: of v, None: the same. alignment: bytes that every row of q, k and v is aligned
-    to: 16, 8, 4 or 2. config: tile sizes, also as the text that `explain` prints; None: measured before, or chosen by
-    rules. autotune: measured on the current CUDA device instead, on random tensors of `shapes` (batch, heads, key
-    heads, queries, keys), unless that was done."""
+    to: 16, 8, 4 or 2; None: 16, or what divides a row. config: tile sizes, also as the text that `explain` prints;
+    None: measured before, or chosen by rules. autotune: measured on the current CUDA device instead, on random tensors
+    of `shapes` (batch, heads, key heads, queries, keys), unless that was done."""
     if not isinstance(spec, Attention):
         raise SpecError(f"spec is a {type(spec).__name__}. Allowed: attngen.Attention(...)")
     types = {t.torch_dtype: t for t in IoType}
     if dtype not in types:
         raise SignatureError(f"dtype={dtype}. Allowed: {', '.join(map(str, types))}")
-    head_dim_v = head_dim if head_dim_v is None else head_dim_v
-    signature = Signature(types[dtype], head_dim, head_dim_v, alignment, strided(spec.tensors))
+    signature = signature_for(types[dtype], head_dim, head_dim_v, alignment, strided(spec.tensors))
     on = _target(target)
     if isinstance(config, str):
         config = parse_config(config)

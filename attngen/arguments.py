@@ -84,7 +84,7 @@ def tables(
     schedule: Schedule, sizes: Mapping[str, int], head_bytes: int, device: torch.device
 ) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
     """The work table of each persistent kernel as a tensor, and its number of rounds, by `table_of` and `rounds_of` the
-    kernel. For one that is made on the device no tensor, and the size of a `section`."""
+    kernel. For one that is made on the device no tensor, and the size of a `section` and the `rounds` of workspaces."""
     found: dict[str, torch.Tensor] = {}
     numbers: dict[str, int] = {}
     for kernel in schedule.kernels:
@@ -94,7 +94,7 @@ def tables(
             numbers[rounds_of(kernel)] = made.rounds
         elif kernel.work.source is WorkSource.DEVICE_TABLE:
             plan = device_table(schedule, sizes, head_bytes)
-            numbers |= {"section": plan.section, rounds_of(kernel): plan.rounds}
+            numbers |= {"section": plan.section, "rounds": plan.rounds, rounds_of(kernel): plan.rounds}
     return found, numbers
 
 
@@ -104,8 +104,7 @@ def table_of(kernel: Kernel) -> str:
 
 
 def rounds_of(kernel: Kernel) -> str:
-    """What its number of rounds is called; of a table that is made on the device, as the table's workspace names it."""
-    return "rounds" if kernel.work.source is WorkSource.DEVICE_TABLE else f"{kernel.name}.rounds"
+    return f"{kernel.name}.rounds"
 
 
 def values_of(

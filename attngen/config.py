@@ -131,7 +131,8 @@ class HopperSumsConfig:
 
     split: the weights are made in two maps, each behind the product that it needs, and what the first knows is kept in
     16 bits; else both tiles of scores are held until one map makes all. turns: as in HopperConfig. unroll: the loop is
-    written out for two slots, whose addresses are then numbers."""
+    written out for two slots, whose addresses are then numbers. parts: how many blocks of what is added up in memory
+    have an accumulator, and are in flight at once."""
 
     warpgroups: int
     block_n: int
@@ -139,6 +140,7 @@ class HopperSumsConfig:
     split: bool = True
     turns: bool = False
     unroll: bool = False
+    parts: int = 1
 
     def __post_init__(self) -> None:
         if not 1 <= self.warpgroups <= 4:
@@ -151,6 +153,8 @@ class HopperSumsConfig:
             raise SignatureError("turns=True with warpgroups=1: one takes no turns; give turns=False, or more of them")
         if self.unroll and self.slots != 2:
             raise SignatureError(f"unroll=True with slots={self.slots}: a loop is unrolled for slots=2")
+        if not 1 <= self.parts <= 4:
+            raise SignatureError(f"parts={self.parts}: allowed are 1 to 4")
 
     @property
     def block_m(self) -> int:
@@ -167,7 +171,8 @@ class HopperSumsConfig:
     def __str__(self) -> str:
         tiles = f"m{self.block_m}n{self.block_n}g{self.warpgroups} s{self.slots}"
         flags = "".join(f" {name}" for name in ("turns", "unroll") if getattr(self, name))
-        return f"{tiles} {'split' if self.split else 'joint'}{flags}"
+        parts = f" parts{self.parts}" if self.parts > 1 else ""
+        return f"{tiles} {'split' if self.split else 'joint'}{flags}{parts}"
 
 
 AnyConfig = Config | HopperConfig  # of a forward pass

@@ -14,7 +14,7 @@ from torch import Tensor
 from attngen import emulator
 from attngen.backward_pipeline import Asked, BackwardLevels, choices, derive_backward
 from attngen.config import SumsConfig
-from attngen.errors import CompileError
+from attngen.errors import CompileError, GradientError
 from attngen.evaluate import evaluate
 from attngen.execute import device_arch, empty_like_rows, head_bytes, launch_module, scalars_of
 from attngen.expr import B, DType, H, I, Op, walk
@@ -126,8 +126,17 @@ def settled(kernel: BackwardKernel, arch: str) -> BackwardKernel:
 
 
 def backward_signature(forward: Signature, out: Tensor, dout: Tensor) -> Signature:
-    """Rows of the output and of its gradient may start anywhere, and need not be contiguous."""
-    aligned = alignment_of(out, dout) == VECTOR_BYTES and all(t.stride(3) == 1 or t.size(3) == 1 for t in (out, dout))
+    """Rows of the output and of its gradient may start anywhere, and need not be contiguous; what is not all aligned is
+    copied element by element. GradientError for head dims that are no multiples of the vectors that are stored."""
+    step = VECTOR_BYTES // ELEMENT_BYTES
+    for name, d in (("q and k", forward.head_dim_qk), ("v", forward.head_dim_v)):
+        if d % step:
+            raise GradientError(
+                f"gradients with head_dim {d} of {name}. Allowed: multiples of {step}. Pad with zeros to "
+                f"{-(-d // step) * step}{'' if name == 'v' else f' and give scale=1/sqrt({d})'}; results are 0 there"
+            )
+    contiguous = all(t.stride(3) == 1 or t.size(3) == 1 for t in (out, dout))
+    aligned = contiguous and forward.alignment == alignment_of(out, dout) == VECTOR_BYTES
     return forward if aligned else replace(forward, alignment=ELEMENT_BYTES)
 
 

@@ -11,7 +11,7 @@ import jinja2
 
 from attngen.resources import templates_dir
 
-Argument = str | int | Sequence[str] | Sequence[Mapping[str, str]]
+Argument = str | int | Sequence[str] | Sequence[Mapping[str, str | Sequence[str]]]
 
 
 @cache

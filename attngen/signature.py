@@ -13,9 +13,10 @@ from attngen.errors import Location, SignatureError
 from attngen.spec import Variant
 from attngen.trace import ShapeRule
 
-HEAD_DIM_STEP, HEAD_DIM_MAX = 8, 256
+HEAD_DIM_STEP, HEAD_DIM_MAX = 2, 256
 VECTOR_BYTES, ELEMENT_BYTES = 16, 2
 CP_ASYNC_BYTES = 4  # the smallest unit of cp.async
+PAIR_BYTES = 4  # of two elements, as head dims are even
 ALIGNMENTS = (2, 4, 8, 16)  # bytes of what copies a row: an element, cp.async, or the copy engine's demand
 
 
@@ -45,7 +46,7 @@ class Signature:
     dtype: IoType
     head_dim_qk: int
     head_dim_v: int
-    alignment: int = VECTOR_BYTES  # bytes that every row of q, k and v starts on a multiple of
+    alignment: int = VECTOR_BYTES  # bytes that every row of q, k and v starts on and is a multiple of
     # captured tensors whose last dimension is not contiguous; their arguments say so
     strided: tuple[str, ...] = field(default=(), repr=False)
 
@@ -61,10 +62,36 @@ class Signature:
                     f"{name}={value} is not supported. Allowed: multiples of {HEAD_DIM_STEP} from "
                     f"{HEAD_DIM_STEP} to {HEAD_DIM_MAX}. {_pad_hint(name, value)}"
                 )
-        if self.alignment not in ALIGNMENTS:
+        largest = row_alignment(self.head_dim_qk, self.head_dim_v)
+        allowed = [a for a in ALIGNMENTS if a <= largest]
+        if self.alignment not in allowed:
+            rows = "" if largest == VECTOR_BYTES else f" for rows of {self.head_dim_qk} and {self.head_dim_v} elements"
             raise SignatureError(
-                f"alignment={self.alignment} is not supported. Allowed: {', '.join(map(str, ALIGNMENTS))}"
+                f"alignment={self.alignment} is not supported{rows}. Allowed: {', '.join(map(str, allowed))}"
             )
+
+
+def row_alignment(head_dim_qk: int, head_dim_v: int) -> int:
+    """The largest alignment of rows of these head dims: they are copied in whole units of it."""
+    every = VECTOR_BYTES | head_dim_qk * ELEMENT_BYTES | head_dim_v * ELEMENT_BYTES
+    return every & -every
+
+
+def store_bytes(head_dim: int) -> int:
+    """Of a store to rows of this head dim, which lie one behind the other: a vector, or a pair of elements."""
+    return VECTOR_BYTES if row_alignment(head_dim, head_dim) == VECTOR_BYTES else PAIR_BYTES
+
+
+def signature_for(
+    dtype: IoType, head_dim: int, head_dim_v: int | None = None, alignment: int | None = None,
+    strided: tuple[str, ...] = (),
+) -> Signature:  # fmt: skip
+    """head_dim_v None: as of q and k; alignment None: the largest that rows may have."""
+    dv = head_dim if head_dim_v is None else head_dim_v
+    if alignment is None:  # wrong head dims are the signature's to refuse
+        numbers = all(type(d) is int for d in (head_dim, dv))
+        alignment = row_alignment(head_dim, dv) if numbers else VECTOR_BYTES
+    return Signature(dtype, head_dim, dv, alignment, strided)
 
 
 def _pad_hint(name: str, value: int) -> str:
@@ -101,11 +128,11 @@ class Described(Protocol):
 
 
 def alignment_of(*tensors: torch.Tensor) -> int:
-    """The bytes that every row starts on a multiple of, at most a vector's. The stride of a dimension of size 1 is
-    never used."""
+    """The bytes that every row starts on and is a multiple of, at most a vector's. The stride of a dimension of size 1
+    is never used."""
     every = VECTOR_BYTES
     for t in tensors:
-        every |= t.data_ptr()
+        every |= t.data_ptr() | t.size(-1) * t.element_size()
         for n, s in zip(t.shape[:-1], t.stride()[:-1], strict=True):
             if n > 1:
                 every |= s * t.element_size()

@@ -275,7 +275,8 @@ def product_text(
     for step in range(K // 16):
         b = (mn_major if transposed else k_major)(f"s + {B_AT}", K if transposed else n, step, swizzle)
         a = k_major("s", 64, step, swizzle) if source == "ss" else ", ".join(f"a[{4 * step + r}]" for r in range(4))
-        lines.append(f"  wgmma_m64n{n}k16_{source}_{elem}<{int(transposed)}>({d}, {a}, {b}, {1 if step else first});")
+        ways = ("0, " if source == "ss" else "") + str(int(transposed))
+        lines.append(f"  wgmma_m64n{n}k16_{source}_{elem}<{ways}>({d}, {a}, {b}, {1 if step else first});")
     return "\n".join(lines)
 
 

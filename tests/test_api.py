@@ -235,7 +235,8 @@ def test_resources() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"head_dim": 60}, "head_dim_qk=60 is not supported"),
+        ({"head_dim": 61}, "head_dim_qk=61 is not supported"),
+        ({"head_dim": 60, "alignment": 16}, r"alignment=16 is not supported for rows of 60 .*Allowed: 2, 4, 8"),
         ({"head_dim_v": 512}, "head_dim_v=512 is not supported"),
         ({"dtype": torch.float32}, "dtype=torch.float32. Allowed: torch.float16, torch.bfloat16"),
         ({"alignment": 6}, "alignment=6 is not supported. Allowed: 2, 4, 8, 16"),

@@ -246,9 +246,9 @@ def test_generate_is_quick(tmp_path: Path) -> None:
 
 
 def test_module_and_errors_without_traceback(tmp_path: Path) -> None:
-    done = fresh("-m", "attngen", "generate", "--head-dim", "20", "-o", str(tmp_path))
+    done = fresh("-m", "attngen", "generate", "--head-dim", "21", "-o", str(tmp_path))
     assert done.returncode == 2
-    assert done.stderr.startswith("attngen: head_dim_qk=20 is not supported. Allowed: multiples of 8")
+    assert done.stderr.startswith("attngen: head_dim_qk=21 is not supported. Allowed: multiples of 2")
     assert "Traceback" not in done.stderr
 
 

@@ -83,7 +83,7 @@ def errors(name: str, t: Tensors) -> tuple[float, float, float]:
 
 
 def test_the_texts_are_there() -> None:
-    assert len(CPASYNC) == 2
+    assert len(CPASYNC) == 3
     assert len(UNALIGNED) == 2
 
 
@@ -128,7 +128,7 @@ def deletions(path: Path) -> tuple[Mutant, ...]:
     return tuple(m for m in mutants(Schedule.parse(path.read_text())) if str(m).startswith("delete L"))
 
 
-@pytest.mark.parametrize("path", [CPASYNC[1], UNALIGNED[0]], ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", [CPASYNC[2], UNALIGNED[0]], ids=lambda p: p.stem)
 def test_verifier_notices_deletions(path: Path) -> None:
     """A sample of four: each takes a few seconds."""
     assert len(deletions(path)) == (16 if path in CPASYNC else 11)
@@ -177,7 +177,7 @@ UNALIGNED_SAYS = {"L2 copy_tile": "never written", "L5 proxy": PROXY, "L8 mbar_w
 @pytest.mark.parametrize(
     ("path", "op", "says"),
     [
-        *((CPASYNC[1], op, says) for op, says in CPASYNC_SAYS.items()),
+        *((CPASYNC[2], op, says) for op, says in CPASYNC_SAYS.items()),
         *((UNALIGNED[0], op, says) for op, says in UNALIGNED_SAYS.items()),
     ],
     ids=lambda x: x.stem if isinstance(x, Path) else x,
@@ -206,6 +206,12 @@ def test_verifier_names_the_rule(old: str, new: str, rule: str) -> None:
     text = CPASYNC[0].read_text()
     assert text.count(old) == 1
     assert rule_of(Schedule.parse(text.replace(old, new))) == rule
+
+
+def test_stores_are_parts_of_a_row() -> None:
+    text = next(p for p in CPASYNC if "d36" in p.stem).read_text()
+    assert rule_of(Schedule.parse(text)) == ""
+    assert rule_of(Schedule.parse(text.replace(" limit={seqlen_q} bytes=4", " limit={seqlen_q}"))) == "copy-units"
 
 
 def test_a_warp_may_not_speak_for_its_threads() -> None:

@@ -178,6 +178,7 @@ BY_HAND = {
     "window1024_d128": (Attention(mask=sliding_window(1024)), CONFIG, 128, 128),
     "causal_d128_cpasync": (CAUSAL, CONFIG, 128, 128, 4),
     "causal_d80_cpasync": (CAUSAL, CONFIG, 80, 80, 8),
+    "causal_d36_cpasync": (CAUSAL, CONFIG, 36, 36, 8),
     "causal_d40_unaligned": (CAUSAL, CONFIG, 40, 40, 2),
     "full_d64_unaligned": (FULL, CONFIG, 64, 64, 2),
 }

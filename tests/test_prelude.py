@@ -170,14 +170,15 @@ def test_emulator_has_every_product() -> None:
     assert re.findall(r"PRODUCTS\((\d+)\)", emulated) == [str(n) for n in range(8, 257, 8)]
     text = emulated[emulated.index("#define PRODUCT(") : emulated.index("#define PRODUCTS(")]
     macro = re.sub(r"\s*\\\n\s*", " ", text)
-    declared = re.findall(r"(template <int TB>) DI void (\S+?)\(float \(&d\)\[N / 2\], (.*?), LINE\)", macro)
+    head = r"(template <(?:int TA, )?int TB>) DI void (\S+?)\(float \(&d\)"
+    declared = re.findall(head + r"\[N / 2\], (.*?), LINE\)", macro)
     for n, a, elem in PRODUCTS:
         text = select_prelude("sm90", f"wgmma_m64n{n}k16_{a}_{elem}")
-        (found,) = re.findall(r"(template <int TB>) DI void (\S+?)\(float \(&d\)\[(\d+)\], (.*?)\) {", text)
+        (found,) = re.findall(head + r"\[(\d+)\], (.*?)\) {", text)
         assert int(found[2]) == n // 2
         named = {d[1].replace("##N##", str(n)).replace("##ELEMENT", elem): d for d in declared}
-        head, _, parameters = named[found[1]]
-        assert (found[0], found[3]) == (head, parameters.replace("&", ""))
+        kind, _, parameters = named[found[1]]
+        assert (found[0], found[3]) == (kind, parameters.replace("&", ""))
 
 
 @pytest.mark.parametrize("name", PRELUDES)
@@ -233,11 +234,13 @@ def _alone(preludes: tuple[str, ...]) -> str:
 
 
 def _products(products: list[tuple[int, str, str]]) -> str:
-    """A program that issues each product once, in both directions of b."""
+    """A program that issues each product once, in both directions of what lies in shared memory."""
     kernels = ""
     for n, a, elem in products:
         source = "a" if a == "ss" else "(u32)a, (u32)b, (u32)a, (u32)b"
-        calls = "".join(f"wgmma_m64n{n}k16_{a}_{elem}<{tb}>(d, {source}, b + {tb}, {tb}); " for tb in (0, 1))
+        ways = ("0, 0", "0, 1", "1, 0", "1, 1") if a == "ss" else ("0", "1")
+        calls = "".join(f"wgmma_m64n{n}k16_{a}_{elem}<{way}>(d, {source}, b + {k}, {min(k, 1)}); "
+                        for k, way in enumerate(ways))  # fmt: skip
         kernels += (
             f'extern "C" __global__ void __launch_bounds__(128, 1) product_{n}_{a}_{elem}(float* p, u64 a, u64 b) {{\n'
             f"  float d[{n // 2}];\n"

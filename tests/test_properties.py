@@ -31,7 +31,7 @@ from attngen.spec import Attention
 from attngen.variants import bias
 
 VARIANTS = ["full", "causal", "top_left", "sliding", "softcap_alibi", "bias", "sink", "document", "sigmoid"]
-HEAD_DIMS = [(64, 64), (40, 24)]
+HEAD_DIMS = [(64, 64), (40, 24), (36, 20)]
 LAYOUTS = ["contiguous", "transposed", "sliced", "expanded", "odd rows", "4 bytes", "8 bytes"]
 MORE_COLUMNS = {"sliced": 8, "odd rows": 1, "4 bytes": 2, "8 bytes": 4}  # behind a row, before the next one starts
 DATA = ["normal", "large logits", "equal rows", "one huge key", "poison outside", "poison unseen"]
@@ -165,7 +165,7 @@ def test_captured_tensors_have_any_strides(device: str, sq: int, sk: int, layout
 @cache
 def on_hopper() -> tuple[tuple[str, int, int], ...]:
     """Variants and head dims."""
-    dims = [(64, 64), (128, 128), (256, 256), (40, 24), (192, 128)]
+    dims = [(64, 64), (128, 128), (256, 256), (40, 24), (192, 128), (36, 20)]
     return tuple((name, d, dv) for name in CASES for d, dv in dims)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attngen.errors import SignatureError
-from attngen.signature import IoType, Shapes, Signature, check_tensors, signature_of
+from attngen.signature import IoType, Shapes, Signature, check_tensors, signature_for, signature_of
 from attngen.spec import Attention
 from attngen.variants import alibi, bias, document, prefix_lm
 
@@ -56,10 +56,10 @@ def test_alignment_looks_at_addresses_and_used_strides() -> None:
 @pytest.mark.parametrize(
     ("dims", "words"),
     [
-        ((12, 64), r"head_dim_qk=12.*multiples of 8 from 8 to 256.*to 16 and give scale=1/sqrt\(12\)"),
+        ((13, 64), r"head_dim_qk=13.*multiples of 2 from 2 to 256.*to 14 and give scale=1/sqrt\(13\)"),
         ((264, 64), "head_dim_qk=264.*Split"),
         ((64, 0), "head_dim_v=0"),
-        ((64, 20), "Pad v with zeros to 24"),
+        ((64, 21), "Pad v with zeros to 22"),
     ],
 )
 def test_head_dims(dims: tuple[int, int], words: str) -> None:
@@ -70,6 +70,17 @@ def test_head_dims(dims: tuple[int, int], words: str) -> None:
 def test_alignment_values() -> None:
     with pytest.raises(SignatureError, match=r"alignment=32 is not supported\. Allowed: 2, 4, 8, 16"):
         Signature(IoType.BF16, 64, 64, 32)
+
+
+@pytest.mark.parametrize(("dims", "most"), [((64, 64), 16), ((36, 64), 8), ((64, 20), 8), ((34, 64), 4), ((8, 8), 16)])
+def test_rows_are_whole_units_of_their_alignment(dims: tuple[int, int], most: int) -> None:
+    """A row of 36 elements may start on 16 bytes and is copied 8 at once."""
+    assert signature_for(IoType.BF16, *dims) == Signature(IoType.BF16, *dims, most)
+    if most < 16:
+        with pytest.raises(SignatureError, match=rf"alignment={2 * most} .*rows of {dims[0]} and {dims[1]} elements"):
+            Signature(IoType.BF16, *dims, 2 * most)
+    q, k, v = torch.zeros(1, 2, 5, dims[0]), torch.zeros(1, 2, 5, dims[0]), torch.zeros(1, 2, 5, dims[1])
+    assert signature_of(*(t.bfloat16() for t in (q, k, v))).alignment == most
 
 
 def test_shapes() -> None:

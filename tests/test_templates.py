@@ -95,10 +95,11 @@ def test_a_missing_argument_is_an_error() -> None:
 PARTS = {"map_rows", "map_cols", "map_elems", "add_element", "when", "tiles", "store_f32", "store_packed"}
 PARTS |= {"load_pair", "store_pair", "sum_lanes"}
 PARTS |= {"kernel_roles", "role", "items", "phase", "tiles_drained", "guard", "ring_armed", "ring_closed"}
-PARTS |= {"tiles_alternating", "item_keys"}
+PARTS |= {"tiles_alternating", "item_keys", "items_keys", "store_eights"}
 # One op, several spellings: the place of an operand decides in Python.
 SPELLINGS = {"mma_sync_ss": "mma_sync", "mma_sync_rs": "mma_sync", "mma_sync_ts": "mma_sync", "reduce_quad": "reduce"}
-SPELLINGS |= {"st_packed": "st_frag", "cp_async_narrow": "cp_async"}
+SPELLINGS |= {"st_packed": "st_frag", "cp_async_narrow": "cp_async", "st_tile_narrow": "st_tile"}
+SPELLINGS |= {"sum_eights": "sum_rows", "st_matrix_packed": "st_frag", "mbar_arrive_after_warp": "mbar_arrive"}
 SPELLINGS |= {"wgmma_ss": "wgmma", "wgmma_rs": "wgmma", "mbar_arrive_warp": "mbar_arrive", "st_matrix": "st_frag"}
 
 

@@ -9,21 +9,23 @@ from functools import cache
 import pytest
 import torch
 from hopper_levels import CAUSAL, CONFIG, FULL, SM90, derived, role
-from support import DEVICES, MODES, Truth, causal_grid, check, kernels_of, run, run_mode, same_bits
+from support import DEVICES, MODES, Truth, causal_grid, check, kernels_of, qkv, run, run_mode, same_bits
 from test_copies_sm90 import strided
 from torch import Tensor
 
+import attngen
 from attngen.config import FoldPolicy, HopperConfig
 from attngen.emulator import Mode
+from attngen.errors import GradientError
 from attngen.faults import Judge
 from attngen.ir.mutate import Mutant, mutants
-from attngen.ir.ops import CopyTile, CpAsync, TmaLoad, TmaStore
+from attngen.ir.ops import CopyTile, CpAsync, StTile, TmaLoad, TmaStore
 from attngen.ir.schedule import Kernel, ops_of
 from attngen.kernel import kernel_for, settled
 from attngen.passes.hopper.copies import Copier, copier
 from attngen.passes.hopper.stage import registers
 from attngen.pipelines import derive
-from attngen.signature import IoType, Signature, signature_of
+from attngen.signature import IoType, Signature, row_alignment, signature_of
 from attngen.spec import Attention
 from attngen.variants import causal, sliding_window
 
@@ -124,8 +126,9 @@ def tensors(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
     ("d", "dv", "alignments"),
-    [(64, 64, (2, 2, 2)), (128, 128, (4, 4, 4)), (40, 24, (8, 8, 8)), (256, 256, (16, 2, 16)), (80, 80, (8, 16, 4))],
-)
+    [(64, 64, (2, 2, 2)), (128, 128, (4, 4, 4)), (40, 24, (8, 8, 8)), (256, 256, (16, 2, 16)), (80, 80, (8, 16, 4)),
+     (36, 36, (8, 8, 8)), (20, 100, (8, 4, 8)), (64, 34, (16, 2, 4)), (250, 250, (4, 4, 4))],
+)  # fmt: skip
 def test_against_float64(
     device: str, name: str, dtype: torch.dtype, d: int, dv: int, alignments: tuple[int, int, int]
 ) -> None:
@@ -164,6 +167,39 @@ def test_what_lies_around_rows_is_not_read_into_the_result(alignment: int) -> No
             want, got = (run_mode(spec, *x, Mode.LATE, 0, SMALL) for x in (rows, around))
             assert same_bits(want[0], got[0])
             assert same_bits(want[1], got[1])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("target_name", ["sm80", "sm90"])
+def test_head_dims_of_every_even_size(device: str, target_name: str) -> None:
+    """Contiguous tensors: rows that are no multiples of 16 bytes, on either target, stored by threads."""
+    with kernels_of(target_name):
+        for d, dv in ((36, 36), (20, 20), (100, 100), (6, 2), (18, 64), (64, 90)):
+            q, k, v = qkv(device, h=4, hkv=2, sq=70, sk=97, d=d, dv=dv)
+            assert signature_of(q, k, v).alignment == row_alignment(d, dv) < 16
+            out, lse = run(CAUSAL, q, k, v)
+            assert out.shape == (1, 4, 70, dv)
+            check(out, lse, Truth(causal_grid(70, 97)), q, k, v)
+
+
+def test_output_rows_off_16_bytes_are_stored_by_threads() -> None:
+    kernel = derived(CAUSAL, HopperConfig(2, 64, 2), 252, 252, 8)
+    stores = [op for _, op in ops_of(kernel) if isinstance(op, TmaStore | StTile)]
+    assert [(type(op), op.column) for op in stores] == [(StTile, 0), (StTile, 128)]
+    assert role(kernel, "math").exit == ()
+    facts = {f.subject: f.text for f in derive(CAUSAL.variant, signature(36, 8), SM90, CONFIG).schedule.facts}
+    assert "its threads store it" in facts["output"]
+
+
+@pytest.mark.parametrize(("d", "dv", "words"), [
+    (36, 64, r"gradients with head_dim 36 of q and k. Allowed: multiples of 8.*to 40 and give scale=1/sqrt\(36\)"),
+    (64, 20, "gradients with head_dim 20 of v.*to 24; results are 0 there"),
+])  # fmt: skip
+def test_gradients_of_such_head_dims_are_a_clear_error(d: int, dv: int, words: str) -> None:
+    q, k, v = (t.requires_grad_() for t in qkv(sq=5, sk=5, d=d, dv=dv))
+    out = attngen.attention(q, k, v)
+    with pytest.raises(GradientError, match=words):
+        out.sum().backward()
 
 
 # ---- what is wrong is noticed ----------------------------------------------------------------------------------------

@@ -181,7 +181,7 @@ SM90_RULES: list[tuple[str, str, str | None, Edits]] = [
         BWD,
         "fill",
         "L5",
-        (("            L8 bulk_load dst=sLse[slot] src=lse2 at={m * 64} bytes=256 bar=Q.full[slot]\n", ""),),
+        (("            L8 bulk_load dst=sLse[slot] src=lse2 heads=q at={m * 64} bytes=256 bar=Q.full[slot]\n", ""),),
     ),
     (
         SM90_FWD,

@@ -51,7 +51,7 @@ def variant_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--head-dim-v", type=int, metavar="N", help="of v and the output (default: as --head-dim)")
     parser.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16")
     parser.add_argument(
-        "--alignment", type=int, choices=(2, 4, 8, 16), default=16, help="of rows, in bytes (default: 16)"
+        "--alignment", type=int, choices=(2, 4, 8, 16), help="of rows, in bytes (default: 16, or what divides a row)"
     )
     parser.add_argument("--target", default="sm80", help="sm80 (default) or sm90")
     parser.add_argument(

@@ -16,7 +16,7 @@ from attngen.kernel import Kernel, kernel_for
 from attngen.masks import Mask, causal, document, full, prefix_lm, sliding_window, window
 from attngen.measured import Machine, lookup
 from attngen.scores import Score, alibi, as_score, bias, softcap
-from attngen.signature import IoType, Shapes, Signature
+from attngen.signature import IoType, Shapes, Signature, signature_for
 from attngen.spec import Attention
 from attngen.target import Target, target
 
@@ -105,11 +105,12 @@ def sigmoid_score(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
 
 def request_of(arguments: argparse.Namespace) -> Request:
     """What the options added by `attngen.cli.options.variant_options` say."""
-    head_dim_v = arguments.head_dim_v or arguments.head_dim
     config = parse_config(arguments.config, "--config") if arguments.config else None
     return Request(
         mask=arguments.mask, score=arguments.score, sink=arguments.sink, scale=arguments.scale,
         normalizer=arguments.normalizer,
-        signature=Signature(IoType(arguments.dtype), arguments.head_dim, head_dim_v, arguments.alignment),
+        signature=signature_for(
+            IoType(arguments.dtype), arguments.head_dim, arguments.head_dim_v, arguments.alignment
+        ),
         target=target(arguments.target), config=config,
     )  # fmt: skip

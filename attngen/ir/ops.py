@@ -388,13 +388,16 @@ class LdVec(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class StTile(Op):
-    """Shared tile to global with 16-byte stores; rows >= limit and columns beyond the head dim are not written."""
+    """Shared tile to columns `column`.. of global with stores of 16 bytes, or 4 where rows are no multiples of 16; rows
+    >= limit and columns beyond the head dim are not written."""
 
     dst: str
     src: Ref = read()
     heads: Heads
     row: Expr
     limit: Expr
+    column: int = 0
+    bytes: int = 16
     unit = Unit.GLOBAL
 
 

@@ -126,7 +126,8 @@ class StoreVector(Op):
 class TileLoop:
     """The loop over key tiles: `count` tiles, tile t is key tile `tile`; classes[i] up to counter ends[i]. place: where
     a step is other than at a key tile of the item's head (query tiles, heads of a group), as statements of t; lets:
-    scalars of a step beside it."""
+    scalars of a step beside it. visited: how many of the tiles of a head see anything, where one is visited in any
+    case."""
 
     classes: tuple[str, ...]
     ends: tuple[Expr, ...]
@@ -134,6 +135,7 @@ class TileLoop:
     body: tuple[Step, ...]
     place: tuple[Stmt, ...] = ()
     lets: tuple[Stmt, ...] = ()
+    visited: Expr | None = None
 
     @property
     def count(self) -> Expr:

@@ -65,12 +65,12 @@ class SumRows(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class CastFrag(Op):
-    """64 rows of a tensor from what `red_frag` added up, by a warpgroup: element x of `src` becomes `value`. cols: of
-    the workspace, in blocks (attngen.layout.blocks); columns beyond the tensor's are padding."""
+    """64 rows of a tensor from what `red_frag` added up, by a warpgroup: elements of `src` times `factor`. cols: of the
+    workspace, in blocks (attngen.layout.blocks); columns beyond the tensor's are padding."""
 
     dst: str
     src: str
-    value: Expr
+    factor: Expr
     cols: int
     unit = Unit.GLOBAL
 

@@ -97,19 +97,19 @@ class RoleContext:
         text = f"row0 + r < {self.expr(op.limit)}"
         return text if op.first is None else f"{text} && row0 + r >= {self.expr(op.first)}"
 
-    def chunks(self, ref: Ref, tensor: str, unit: int = CHUNK) -> dict[str, Argument]:
+    def chunks(self, ref: Ref, tensor: str, unit: int = CHUNK, column: int = 0) -> dict[str, Argument]:
         """How the threads share the 16-byte chunks of a tile, or `unit` bytes of them: blocks of 2^a columns (a of the
-        swizzle), whole rows of blocks a pass. Blocks lie side by side in a row, or in slabs. Conditions that always
-        hold are written as `true`."""
+        swizzle), whole rows of blocks a pass. Blocks lie side by side in a row, or in slabs. The tile starts at a
+        `column` of the tensor. Conditions that always hold are written as `true`."""
         layout, tile_rows = self.buffer(ref).layout, self.tile_rows(ref)
         block = 1 << layout.xor_bits
         slabbed = layout.swizzle in SLAB_BYTES
         groups = layout.slabs if slabbed else layout.chunks // block
         units = block * CHUNK // unit
-        rows, columns = self.threads // units, self.schedule.head_dim(tensor) * layout.itemsize // unit
+        rows, columns = self.threads // units, (self.schedule.head_dim(tensor) - column) * layout.itemsize // unit
         in_tile = "true" if tile_rows % rows == 0 else f"(int)r0 + r < {tile_rows}"
         at = "ch" if unit == CHUNK else "unit"
-        in_head = "true" if columns == groups * units else f"group * {units} + (int){at} < {columns}"
+        in_head = "true" if columns >= groups * units else f"group * {units} + (int){at} < {columns}"
         return {"block": block, "groups": groups, "passes": -(-tile_rows // rows), "pass_rows": rows,
                 "group_bytes": f"{layout.rows} * {layout.pitch}" if slabbed else f"{block} * 16",
                 "in_tile": in_tile, "in_head": in_head, **swizzle(layout)}  # fmt: skip

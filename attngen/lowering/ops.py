@@ -58,9 +58,16 @@ def calls(context: RoleContext, op: Op) -> Iterator[tuple[str, dict[str, Argumen
         case o.CpCommit():
             yield kind, {}
         case o.StTile():
-            yield kind, {"dst": op.dst, "src": context.address(op.src), "row": context.expr(op.row),
-                         "limit": context.expr(op.limit), "head": "hkv" if op.heads is Heads.KV else "h",
-                         **context.chunks(op.src, op.dst)}  # fmt: skip
+            stored: dict[str, Argument] = {
+                "dst": op.dst, "src": context.address(op.src), "row": context.expr(op.row),
+                "limit": context.expr(op.limit), "head": "hkv" if op.heads is Heads.KV else "h",
+                **context.chunks(op.src, op.dst, op.bytes, op.column),
+            }  # fmt: skip
+            if op.bytes == CHUNK:
+                yield kind, stored
+            else:
+                units = (1 << context.buffer(op.src).layout.xor_bits) * CHUNK // op.bytes
+                yield "st_tile_narrow", {**stored, "column": op.column, "units": units, "bytes": op.bytes}
         case o.StRows():
             yield kind, {"rows": context.values[op.src.name].rows // 8, "dst": op.dst, "src": op.src.name,
                          "i0": context.row0, "limit": context.expr(op.limit)}  # fmt: skip

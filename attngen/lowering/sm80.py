@@ -22,7 +22,10 @@ def calls(context: RoleContext, op: Op) -> Iterator[tuple[str, dict[str, Argumen
     match op:
         case o.CopyTile():
             tensor = next(t for t in context.kernel.tensors if t.name == op.src)
-            yield kind, {**common.copy_arguments(context, op), "column": f" * p.{op.src}_s3" if tensor.strided else ""}
+            whole, head_dim = common.copy_arguments(context, op), context.schedule.head_dim(op.src)
+            if head_dim % 8:  # the last chunk has elements beyond the row
+                whole["in_head"] = f"(group * {whole['block']} + (int)ch) * 8 + x < {head_dim}"
+            yield kind, {**whole, "column": f" * p.{op.src}_s3" if tensor.strided else ""}
         case o.MmaSync():
             if op.zero:
                 yield from common.calls(context, o.Fill(id=op.id, dst=op.d, value=const(0.0)))

@@ -227,8 +227,9 @@ def hopper_calls(context: HopperContext, op: Op) -> list[Call] | None:
             return one(kind, boxes=slabs(context, op.dst), map=f"{op.src}_map", bar=context.barrier(op.bar),
                        row=context.expr(op.row), head=head_of(op.heads))  # fmt: skip
         case o.TmaStore():
-            return one(kind, boxes=slabs(context, op.src, op.column), map=f"{op.dst}_map", row=context.expr(op.row),
-                       head=head_of(op.heads))  # fmt: skip
+            boxes, width = slabs(context, op.src, op.column), context.schedule.head_dim(op.dst)
+            return one(kind, boxes=[b for b in boxes if int(b["column"]) < width], map=f"{op.dst}_map",
+                       row=context.expr(op.row), head=head_of(op.heads))  # fmt: skip
         case o.BulkCommit() | o.Proxy():
             return one(kind)
         case o.BulkRetire():

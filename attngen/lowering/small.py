@@ -48,17 +48,18 @@ def scan_call(context: RoleContext, op: o.ScanTiles) -> dict[str, Argument]:
 
 
 def cast_frag_call(context: RoleContext, op: o.CastFrag) -> dict[str, Argument]:
-    """x: an element of a block."""
+    """Blocks in groups of 32 columns, of which a lane stores eight."""
     tensor = next(t for t in context.kernel.tensors if t.name == op.dst)
     width = context.schedule.head_dim(op.dst)
     found = [(first, w) for first, w in blocks(op.cols) if first < width]
-    printer = Printer(lambda v: "x" if v.name == "x" else context.spell(v), context.elems, context.dense)
     return {
         "dst": op.dst, "src": op.src, "block": context.kernel.work.block_m * op.cols,
-        "temporaries": printer.temporaries(op.value), "value": printer(op.value), "pack": f"pack_{tensor.elem.value}x2",
+        "factor": context.expr(op.factor), "pack": f"pack_{tensor.elem.value}x2",
         "parts": [
-            {"first": str(first), "at": str(first * context.kernel.work.block_m), "tiles": str(w // 8),
-             "groups": str(-(-w // 32)), "width": str(min(w, width - first))}
+            {"at": str(first * context.kernel.work.block_m), "tiles": str(w // 8), "groups": str(-(-w // 32)),
+             "rows": call(context.target, "store_eights", {
+                 "dst": op.dst, "groups": -(-w // 32), "first": first, "width": min(w, width - first),
+             })}
             for first, w in found
         ],
     }  # fmt: skip

@@ -306,7 +306,7 @@ class Costs:
                 each = buffer.layout.bytes / buffer.layout.itemsize / self.threads
                 return Work({Instr.GLOBAL: each, Instr.SHARED: each, Instr.ALU: 4 * each}, 400.0)
             case o.StTile():
-                each = self.buffer(op.src).layout.bytes / (16 * self.threads)
+                each = self.buffer(op.src).layout.bytes / (op.bytes * self.threads)
                 return Work({Instr.SHARED: each, Instr.GLOBAL: each, Instr.ALU: 4 * each}, 40.0)
             case _:
                 return None

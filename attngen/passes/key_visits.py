@@ -143,4 +143,5 @@ def group_loop(
         _let("h", add(mul(i32("hkv"), group), i32("g"))),
     )
     classes = tuple(c.value for c in visit.ranges)
-    return tuple(lets), TileLoop(classes=classes, ends=ends, tile=i32("m"), place=place, body=body)
+    return tuple(lets), TileLoop(classes=classes, ends=ends, tile=i32("m"), place=place, body=body,
+                                  visited=add(i32("masked"), i32("full")) if least else None)  # fmt: skip

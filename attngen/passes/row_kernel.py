@@ -8,7 +8,8 @@ Why      every key tile of a row needs delta; computed there it would be compute
 from __future__ import annotations
 
 from attngen.errors import PassError
-from attngen.expr import SCALE, B, DType, Expr, H, I, J, load, loads, substitute, var, variables
+from attngen.expr import SCALE, B, DType, Expr, H, I, J, const, load, loads, substitute, var, variables
+from attngen.fold import fold
 from attngen.ir.graph import Axis, Contract, Graph, Input, Map, Output, RowReduce
 from attngen.ir.ops import CastFrag, ReduceKind, Scope, Stmt, SumRows
 from attngen.ir.schedule import (
@@ -80,15 +81,14 @@ def row_kernel(
 
 def cast_blocks(graph: Graph, out: Output, node: Contract, elem: Elem, cols: int) -> Kernel:
     """As `cast_kernel`, of a sum that lies in blocks in the order of accumulators, `cols` columns a row."""
-    x = var("x", DType.F32)
-    final = graph[out.x]
-    value = substitute(final.expr, {var(node.id, DType.F32): x}) if isinstance(final, Map) else x
+    final, one = graph[out.x], const(1.0)
+    factor = fold(substitute(final.expr, {var(node.id, DType.F32): one})) if isinstance(final, Map) else one
     tensors = (
         TensorArg(name=node.id, elem=Elem.F32, rank=3, access=Access.WORK),
         TensorArg(name=out.x, elem=elem, rank=4, access=Access.OUT),
     )
-    cast = CastFrag(id="C1", dst=out.x, src=node.id, value=value, cols=cols)
-    names = sorted(variables(value) & {SCALE.name})
+    cast = CastFrag(id="C1", dst=out.x, src=node.id, factor=factor, cols=cols)
+    names = sorted(variables(factor) & {SCALE.name})
     scalars = [ScalarArg(name=n, dtype=DType.I32) for n in ("batch", "heads", "group", "seqlen_q")]
     return Kernel(
         name=f"attn_bwd_cast_{out.x}", threads=GROUP_THREADS, min_ctas=1,

@@ -52,7 +52,7 @@ from attngen.ir.schedule import (
     WorkSource,
 )  # fmt: skip
 from attngen.layout import SmemLayout, Swizzle
-from attngen.signature import CP_ASYNC_BYTES
+from attngen.signature import CP_ASYNC_BYTES, store_bytes
 from attngen.target import Target
 
 T = var("t", DType.I32)
@@ -141,8 +141,9 @@ class _Builder:
                 yield StFrag(id=f"E{number}", dst=Ref(name=STAGING), src=op.src, scaled=op.scaled)
                 number += 1
                 yield StTile(
-                    id=f"E{number}", dst=op.dst, src=Ref(name=STAGING), heads=Heads.Q, row=op.row, limit=op.limit
-                )
+                    id=f"E{number}", dst=op.dst, src=Ref(name=STAGING), heads=Heads.Q, row=op.row, limit=op.limit,
+                    bytes=store_bytes(self.program.head_dim_v),
+                )  # fmt: skip
             elif isinstance(op, StoreVector):
                 yield StRows(id=f"E{number}", dst=op.dst, src=op.src, heads=Heads.Q, limit=op.limit)
             else:

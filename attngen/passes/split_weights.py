@@ -38,46 +38,37 @@ def _of_rows(e: Expr, rows: frozenset[str]) -> bool:
 
 @dataclass(frozen=True)
 class Halves:
-    """`early` and `late`: what the two maps make, sums over elements before operands. `kept`: values that the first one
-    makes for the second alone. `place`: the value in which an operand lies, where it takes the place of what was kept
-    for it. `start`: what accumulators of the late products begin with."""
+    """`early` and `late`: what the two maps make. `place`: the value in which an operand lies, where it takes the place
+    of what was kept for it. `start`: what accumulators of the late products begin with."""
 
     early: tuple[Target, ...]
     late: tuple[Target, ...]
-    kept: tuple[str, ...]
     place: Mapping[str, str]
     start: Mapping[str, Expr]
 
 
 def halves(targets: Sequence[Target], first: str, second: frozenset[str]) -> Halves | None:
     """`first`, `second`: the fragments of the product behind which the early map runs, and of the others. None where a
-    value is no product of what the early map knows with what it does not."""
+    value is no product of what the early map knows with what it does not, or a sum over many elements, which would show
+    that its factors were kept in 16 bits."""
     early = [t for t in targets if not _names(t) & second]
     kept: dict[Expr, str] = {t.value: t.name for t in early if not t.accumulate}
     late: list[Target] = []
-    own: list[str] = []
     place: dict[str, str] = {}
-    for t in sorted((t for t in targets if _names(t) & second), key=lambda t: t.accumulate):
-        if any(variables(e) & second for e in t.index):
-            return None
+    for t in (t for t in targets if _names(t) & second):
         known, rest = _factors(t.value, second)
-        if any(first in variables(x) for x in rest):
+        if t.accumulate or any(first in variables(x) for x in rest):
             return None
         if known and first in variables(*known):
             g = reduce(mul, known)
             if g not in kept:
-                kept[g] = t.name if not t.accumulate else f"rKept{len(own)}"
-                early.append(Target(kept[g], g))
-                if t.accumulate:
-                    own.append(kept[g])
-            if not t.accumulate:
-                place[t.name] = kept[g]
+                kept[g] = t.name
+                early.append(Target(t.name, g))
+            place[t.name] = kept[g]
             rest, known = [*rest, var(kept[g], g.dtype)], []
         late.append(replace(t, name=place.get(t.name, t.name), value=reduce(mul, [*rest, *known])))
-    late.sort(key=lambda t: not t.accumulate)
     start = _starts(late, second)
-    late = [replace(t, value=_started(t.value, start)) for t in late]
-    return Halves(tuple(early), tuple(late), tuple(own), place, start)
+    return Halves(tuple(early), tuple(replace(t, value=_started(t.value, start)) for t in late), place, start)
 
 
 def _names(t: Target) -> frozenset[str]:

@@ -36,7 +36,7 @@ LENGTH = {Axis.M: SEQLEN_Q, Axis.N: SEQLEN_K}
 TILE = {Axis.M: "m", Axis.N: "n"}
 WIDTH = {Axis.D: "head_dim_qk", Axis.DV: "head_dim_v"}
 TAKEN = frozenset(
-    "own_lo own_hi g u c m n before masked full factor factor1 m_lo m_hi j_lo j_hi".split()
+    "own_lo own_hi own_row g u c m n before masked full factor factor1 m_lo m_hi j_lo j_hi".split()
 )  # names that captured tensors and scores do not get
 
 

@@ -58,13 +58,11 @@ from attngen.ir.program import (
     TileValue,
 )  # fmt: skip
 from attngen.ir.schedule import Access, Elem, Fact, TensorArg, Workspace
-from attngen.layout import Fragment
 from attngen.passes.bounded import bounded
 from attngen.passes.choose import padded
 from attngen.passes.choose_sums import width
 from attngen.passes.key_visits import group_loop, key_workspaces, query_tiles
 from attngen.passes.partition import Owned
-from attngen.passes.place import PACKED
 from attngen.passes.ranges import TileClass, Visit, VisitSource, ranges
 from attngen.passes.scopes import Scopes, Target
 from attngen.passes.simplify import LOG2E, simplify_expr
@@ -325,9 +323,6 @@ class _Tiler:
     def apart(self, heads: list[ContractTile], parts: Halves) -> Iterator[TileOp]:
         """The first product, and what is known behind it; the others, and the rest. A sum whose operand is ready is
         taken before the operand's place is taken by another."""
-        for name in parts.kept:
-            self.element(name)
-            self.values[name] = replace(self.values[name], fragment=Fragment.OPA, dtype=PACKED[self.elem])
         for name in (t.name for t in (*parts.early, *parts.late)):
             self.fragments.setdefault(name, Scope.ELEM)
         first, *others = heads

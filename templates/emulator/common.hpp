@@ -55,6 +55,10 @@ DI void ld_v4_s32(int& x0, int& x1, int& x2, int& x3, const int* p, LINE) {
   const int* from = (const int*)emu::global_read(p, 16, line);
   x0 = from[0], x1 = from[1], x2 = from[2], x3 = from[3];
 }
+DI void ld_v4_f32(float& x0, float& x1, float& x2, float& x3, const float* p, LINE) {
+  const float* from = (const float*)emu::global_read(p, 16, line);
+  x0 = from[0], x1 = from[1], x2 = from[2], x3 = from[3];
+}
 DI void ld_v4_u32(u32& x0, u32& x1, u32& x2, u32& x3, const void* p, LINE) {
   const u32* from = (const u32*)emu::global_read(p, 16, line);
   x0 = from[0], x1 = from[1], x2 = from[2], x3 = from[3];

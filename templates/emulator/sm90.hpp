@@ -49,10 +49,6 @@ DI void red_add_v4_f32(float* p, float x0, float x1, float x2, float x3, LINE) {
   float* to = (float*)emu::global_write(p, 16, line);
   to[0] += emu::used(x0, line), to[1] += emu::used(x1, line), to[2] += emu::used(x2, line), to[3] += emu::used(x3, line);
 }
-DI void ld_v4_f32(float& x0, float& x1, float& x2, float& x3, const float* p, LINE) {
-  const float* from = (const float*)emu::global_read(p, 16, line);
-  x0 = from[0], x1 = from[1], x2 = from[2], x3 = from[3];
-}
 DI void stmatrix_x4(u32 addr, u32 x0, u32 x1, u32 x2, u32 x3, LINE) {
   const u32 x[4] = {x0, x1, x2, x3};
   emu::store_matrices(addr, x, false, line);

@@ -326,6 +326,11 @@ DI i64 opaque_s64(i64 x) {
   return x;
 }
 
+// ld.global.v4.f32: p a multiple of 16 bytes
+DI void ld_v4_f32(float& x0, float& x1, float& x2, float& x3, const float* p) {
+  asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x0), "=f"(x1), "=f"(x2), "=f"(x3) : "l"(p));
+}
+
 // ld.global.nc.v4.u32, a multiple of 16 bytes
 DI void ld_v4_u32(u32& x0, u32& x1, u32& x2, u32& x3, const void* p) {
   asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x0), "=r"(x1), "=r"(x2), "=r"(x3) : "l"(p));

@@ -87,11 +87,6 @@ DI void red_add_v4_f32(float* p, float x0, float x1, float x2, float x3) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(x0), "f"(x1), "f"(x2), "f"(x3) : "memory");
 }
 
-// ld.global.v4.f32: p a multiple of 16 bytes
-DI void ld_v4_f32(float& x0, float& x1, float& x2, float& x3, const float* p) {
-  asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x0), "=f"(x1), "=f"(x2), "=f"(x3) : "l"(p));
-}
-
 // stmatrix.m8n8.x4.b16: lane 8i + r gives the address of row r of matrix i
 DI void stmatrix_x4(u32 addr, u32 x0, u32 x1, u32 x2, u32 x3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(addr), "r"(x0), "r"(x1), "r"(x2), "r"(x3) : "memory");

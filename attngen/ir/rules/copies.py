@@ -18,6 +18,11 @@ def copy_units(case: Case) -> Iterator[Finding]:
     """A unit that is no part of a row would bring what lies behind the row; threads that divide a tile in two ways
     would overwrite each other's."""
     units: dict[str, int] = {}
+    for store in (op for _, op in ops_of(case.kernel) if isinstance(op, o.StTile)):
+        row = case.schedule.head_dim(store.dst) * case.buffers[store.src.name].layout.itemsize
+        if store.bytes not in (4, 16) or row % store.bytes:
+            message = f"stores {store.bytes} bytes at once to rows of {row}. Allowed: 16 where it divides them, or 4"
+            yield Finding("copy-units", message, store.id)
     for op in (op for _, op in ops_of(case.kernel) if isinstance(op, o.CpAsync)):
         row = case.schedule.head_dim(op.src) * case.buffers[op.dst.name].layout.itemsize
         if op.bytes not in UNITS:

@@ -114,12 +114,13 @@ class _Flight:
                     self.say("groups", op.id, f"no group {op.group} is in flight")
                 else:
                     del self.flight[: at + 1]  # groups complete in order
+                    self.fenced = False  # what reads the accumulators now is not ordered before later products
             case _:
                 self.ordinary(use, op)
 
     def issue(self, event: Event, op: o.Wgmma) -> None:
         if not self.fenced:
-            self.say("open", op.id, "a branch or a wait loop lies since the last wgmma.fence")
+            self.say("open", op.id, "a branch, a wait loop or a wait for products lies since the last wgmma.fence")
         d, a = self.cells(event, op.d), self.cells(event, op.a)
         stale = (a | (set() if op.zero else d)) & self.dirty
         if stale:

@@ -96,8 +96,6 @@ def variables(case: Case) -> Iterator[Finding]:
             inside.update({id(op): names for step in (*loop.step, *loop.drain) for op in _flat(step)})
         for op in ops(role):
             here = set(inside.get(id(op), known))
-            if isinstance(op, o.CastFrag):
-                here.add("x")  # the element
             if isinstance(op, o.Map):
                 here |= {r.name for r in op.copies}
             yield from _unknown(op, here, *expressions(op))

@@ -31,7 +31,7 @@ from attngen.passes.hopper.choose import (
 from attngen.passes.hopper.copies import Copier, copier
 from attngen.passes.hopper.stage import Stager
 from attngen.passes.policy import FAR, GROWING, TOO_LARGE
-from attngen.signature import Signature
+from attngen.signature import VECTOR_BYTES, Signature, store_bytes
 from attngen.target import Target
 
 SHOWN = 0.5  # share of a unit from which it is named
@@ -138,10 +138,13 @@ class _Reasons:
         c, dv = self.config, padded(self.signature.head_dim_v)
         pieces = output_pieces(c, self.signature, self.target)
         whole, part = tile_bytes(c.block_m, dv), tile_bytes(c.block_m, dv // pieces)
+        narrow = store_bytes(self.signature.head_dim_v) < VECTOR_BYTES
+        by = "; its threads store it, for the copy engine writes rows of 16 bytes and multiples" if narrow else ""
         if pieces == 1:
-            return f"in one piece through {part} bytes of shared memory"
+            return f"in one piece through {part} bytes of shared memory{by}"
         room = staging_room(c, self.signature, self.target)
-        return f"in {pieces} blocks of columns through {part} bytes of shared memory: one needs {whole} of {room} left"
+        needs = f"one needs {whole} of {room} left"
+        return f"in {pieces} blocks of columns through {part} bytes of shared memory: {needs}{by}"
 
     def work(self) -> str:
         if self.kernel.work.order is Order.LONGEST_FIRST:

@@ -35,6 +35,7 @@ from attngen.ir.ops import (
     StFrag,
     Stmt,
     StRows,
+    StTile,
     Sync,
     TmaLoad,
     TmaStore,
@@ -65,7 +66,7 @@ from attngen.passes.hopper.copies import Copier, copier
 from attngen.passes.hopper.flight import reads, writes
 from attngen.passes.ranges import TileClass
 from attngen.passes.visits import BY_LENGTH, ROWS_A_GROUP
-from attngen.signature import Signature
+from attngen.signature import VECTOR_BYTES, Signature, store_bytes
 from attngen.target import Target
 
 T, W = var("t", DType.I32), var("w", DType.I32)
@@ -210,13 +211,22 @@ class Stager:
             turn, staging = Ref(name=OUTPUT_TURN, index=(W,)), Ref(name=STAGING, index=(W,))
             for piece in range(self.pieces):
                 source = op.src if self.pieces == 1 else dataclasses.replace(op.src, cols=const(piece))
-                yield BulkRetire(id="", pending=0, until=Completion.READ)
+                column = piece * self.piece_cols
+                if self.engine_stores:
+                    yield BulkRetire(id="", pending=0, until=Completion.READ)
                 yield Sync(id="", bar=turn, threads=GROUP_THREADS)
                 yield StFrag(id="", dst=staging, src=source, scaled=op.scaled)
-                yield Proxy(id="")
+                if self.engine_stores:
+                    yield Proxy(id="")
                 yield Sync(id="", bar=turn, threads=GROUP_THREADS)
-                yield TmaStore(id="", dst=op.dst, src=staging, heads=Heads.Q, row=row, column=piece * self.piece_cols)
-                yield BulkCommit(id="")
+                if self.engine_stores:
+                    yield TmaStore(id="", dst=op.dst, src=staging, heads=Heads.Q, row=row, column=column)
+                    yield BulkCommit(id="")
+                else:
+                    yield StTile(
+                        id="", dst=op.dst, src=staging, heads=Heads.Q, row=row, limit=op.limit, column=column,
+                        bytes=store_bytes(self.program.head_dim_v),
+                    )  # fmt: skip
 
     # ---- the load role ---------------------------------------------------------------------------------------------
 
@@ -257,6 +267,11 @@ class Stager:
         v = self.program.value(op.src.name)
         assert v is not None
         return v.rows, v.cols
+
+    @property
+    def engine_stores(self) -> bool:
+        """Whether the rows of the output, one behind the other, start where the copy engine can write them."""
+        return store_bytes(self.program.head_dim_v) == VECTOR_BYTES
 
     @property
     def piece_cols(self) -> int:
@@ -330,7 +345,7 @@ def stage(program: Program, signature: Signature, target: Target, pieces: int) -
     math = Role(
         name="math", first_warp=4, warps=config.warps, regs=math_regs, split=config.warpgroups, values=s.values(),
         item=Item(lets=(*lets, s.tile_let(const(0))), body=body),
-        exit=(BulkRetire(id="X1", pending=0, until=Completion.READ),),
+        exit=(BulkRetire(id="X1", pending=0, until=Completion.READ),) if s.engine_stores else (),
     )  # fmt: skip
     turn = Barrier(name=OUTPUT_TURN, first=1, threads=GROUP_THREADS, count=config.warpgroups)
     kernel = Kernel(

@@ -16,7 +16,7 @@ from functools import cached_property
 
 from attngen.config import HopperSumsConfig
 from attngen.errors import PassError
-from attngen.expr import Expr, Op, add, const, make, mul, sub, substitute
+from attngen.expr import SEQLEN_K, Expr, Op, add, const, make, mul, sub, substitute, where
 from attngen.fold import fold
 from attngen.ir.ops import (
     Assign,
@@ -31,6 +31,7 @@ from attngen.ir.ops import (
     RedFrag,
     Reduce,
     Ref,
+    Scope,
     StFrag,
     Stmt,
     StRows,
@@ -66,19 +67,21 @@ from attngen.ir.schedule import (
     Work,
     WorkSource,
 )  # fmt: skip
-from attngen.layout import WIDEST_BLOCK, Fragment, SmemLayout, Swizzle, blocks
+from attngen.layout import Fragment, SmemLayout, Swizzle, blocks
 from attngen.passes.hopper.allocate import names
 from attngen.passes.hopper.stage import GROUP_THREADS, OUTPUT_TURN, STAGING, T, W, order_of, ring_of, steps_of
 from attngen.passes.ranges import TileClass
-from attngen.passes.visits import ROWS_A_GROUP
+from attngen.passes.visits import ROWS_A_GROUP, i32
 from attngen.target import Target
 
 LAST = sub(T, const(1))
 LEAST_REGS = 32  # of the load role, which works out where each tile is
 ADDRESSES = 24  # registers below the first accumulator (attngen.ir.rules.registers)
 LOAD, SHED, MATH = "load", "shed", "math"
+OWN_ROW = "own_row"
 FIRST = make(Op.EQ, T, const(0))
 BARRIERS = 1024  # bytes kept for barriers
+SLAB = 64  # columns that lie side by side in shared memory
 STAGED = 2  # slots of a tile that crosses the warps: one is read while the next is written
 
 
@@ -198,8 +201,8 @@ class SumStager:
             assert value is not None
             row = add(op.row, mul(W, const(ROWS_A_GROUP)))
             turn, staging = Ref(name=OUTPUT_TURN, index=(W,)), Ref(name=STAGING, index=(W,))
-            for piece in range(value.cols // self.piece):
-                source = op.src if value.cols == self.piece else dataclasses.replace(op.src, cols=const(piece))
+            for piece in range(-(-value.cols // self.piece)):
+                source = op.src if value.cols <= self.piece else dataclasses.replace(op.src, cols=const(piece))
                 yield BulkRetire(id="", pending=0, until=Completion.READ)
                 yield Sync(id="", bar=turn, threads=GROUP_THREADS)
                 yield StFrag(id="", dst=staging, src=source, scaled=op.scaled)
@@ -210,15 +213,13 @@ class SumStager:
 
     @cached_property
     def piece(self) -> int:
-        """Columns of an output tile that leave at once: the most that every output divides into and memory holds."""
+        """Columns of an output tile that leave at once: all of the widest output, or whole slabs that every output
+        divides into; the most that memory holds."""
         widths = [v.cols for op in self.program.epilogue if isinstance(op, StoreTile)
                   for v in [self.program.value(op.src.name)] if v is not None]  # fmt: skip
         room = self.target.smem_per_cta - sum(b.bytes for b in self.tiles()) - BARRIERS
-        fits = [
-            n for n in range(min(widths), 0, -16)
-            if all(w % n == 0 for w in widths) and (n == widths[0] == min(widths) or n % 64 == 0 or n < 64)
-            and SmemLayout(self.config.block_m, n, 2, Swizzle.B128).bytes <= room
-        ]  # fmt: skip
+        slabs = (n for n in range(max(widths) // SLAB * SLAB, 0, -SLAB) if all(w % n == 0 for w in widths))
+        fits = [n for n in (max(widths), *slabs) if SmemLayout(self.config.block_m, n, 2, Swizzle.B128).bytes <= room]
         if not fits:
             raise PassError(f"stage_sums: {self.program.name} with {self.config} leaves {room} bytes for its output")
         return fits[0]
@@ -234,34 +235,39 @@ class SumStager:
             for v in values for row in range(0, v.rows, ROWS_A_GROUP) for column, width in blocks(v.cols)
         )  # fmt: skip
 
-    def shed_value(self, width: int) -> str:
+    def accumulators(self) -> dict[str, int]:
+        """Values of the parts that are in flight at once, and their columns."""
         (op,) = (op for op in self.shed if isinstance(op, AddTile))
-        alone = len({p.width for p in self.parts()}) == 1
-        return op.src.name if alone or width == WIDEST_BLOCK else f"{op.src.name}{width}"
+        parts = self.parts()
+        names = shared_accumulators([p.width for p in parts], self.config.parts)
+        return {f"{op.src.name}{name}": part.width for name, part in zip(names, parts, strict=True)}
 
     def shed_step(self) -> Iterator[AnyOp]:
+        """As many products at once as there are accumulators for, then what they add."""
         product, adding = self.shed
         assert isinstance(product, ContractTile) and isinstance(adding, AddTile)
-        blocks = len({p.row for p in self.parts()})
-        for part in self.parts():
-            value = self.program.value(product.d.name)
-            assert value is not None
-            d = Ref(name=self.shed_value(part.width))
-            a = self.ref(product.a, T)
-            if blocks > 1:
-                a = dataclasses.replace(a, cols=const(part.row // ROWS_A_GROUP))
-            b = product.b if part.width == value.cols else dataclasses.replace(
-                product.b, cols=const(part.column // part.width)
-            )  # fmt: skip
-            yield Wgmma(id="", d=d, a=a, b=b, group=f"g_{d.name}", zero=True)
-            at = add(mul(adding.row, const(value.cols)), const(part.row * value.cols + part.column * ROWS_A_GROUP))
-            yield RedFrag(id="", dst=adding.dst, src=d, heads=adding.heads, at=fold(at), mode=Assign.REDUCE_ADD)
+        value, parts = self.program.value(product.d.name), self.parts()
+        assert value is not None
+        names = shared_accumulators([p.width for p in parts], self.config.parts)
+        rows = len({p.row for p in parts})
+        for first in range(0, len(parts), self.config.parts):
+            adds: list[AnyOp] = []
+            for part, name in list(zip(parts, names, strict=True))[first : first + self.config.parts]:
+                d, a, b = Ref(name=f"{product.d.name}{name}"), self.ref(product.a, T), product.b
+                if rows > 1:
+                    a = dataclasses.replace(a, cols=const(part.row // ROWS_A_GROUP))
+                if part.width != value.cols:
+                    b = dataclasses.replace(b, cols=const(part.column // part.width))
+                yield Wgmma(id="", d=d, a=a, b=b, group=f"g_{d.name}", zero=True)
+                at = add(mul(adding.row, const(value.cols)), const(part.row * value.cols + part.column * ROWS_A_GROUP))
+                adds.append(RedFrag(id="", dst=adding.dst, src=d, heads=adding.heads, at=fold(at),
+                                    mode=Assign.REDUCE_ADD))  # fmt: skip
+            yield from adds
 
     def shed_role(self, regs: int) -> Role:
         values = tuple(
-            Value(name=self.shed_value(w), fragment=Fragment.ACC, dtype="f32", rows=16, cols=w, rows_axis="M",
-                  cols_axis="D")
-            for w in sorted({p.width for p in self.parts()}, reverse=True)
+            Value(name=name, fragment=Fragment.ACC, dtype="f32", rows=16, cols=width, rows_axis="M", cols_axis="D")
+            for name, width in self.accumulators().items()
         )  # fmt: skip
         loop = self.program.loop
         tiles = Tiles(
@@ -301,8 +307,16 @@ class SumStager:
     def load(self, op: LoadTile, item: bool = False) -> TmaLoad:
         dst = op.dst if item else dataclasses.replace(op.dst, index=(T,))
         bar = Ref(name=f"{ring_of(op.dst.name)}.full", index=dst.index)
-        when = FIRST if item else None
-        return TmaLoad(id="", dst=dst, src=op.src, heads=op.heads, row=op.row, bar=bar, when=when)
+        row = i32(OWN_ROW) if item else op.row
+        return TmaLoad(id="", dst=dst, src=op.src, heads=op.heads, row=row, bar=bar, when=FIRST if item else None)
+
+    def own_row(self) -> Stmt:
+        """Where the owned tiles start. Keys that nothing sees have a part of 0: they are zeros from behind the last
+        row, since 0 times what they hold may not be 0."""
+        row, visited = self.item_loads[0].row, self.program.loop.visited
+        if visited is not None:
+            row = where(make(Op.LT, const(0), visited), row, SEQLEN_K)
+        return Stmt(scope=Scope.ITEM, target=OWN_ROW, value=row)
 
     # ---- declarations ----------------------------------------------------------------------------------------------
 
@@ -333,8 +347,19 @@ class SumStager:
         )  # fmt: skip
 
     def registers(self) -> tuple[int, int, int]:
-        held = sum(w // 2 for w in {p.width for p in self.parts()}) if self.shed else None
+        held = sum(w // 2 for w in self.accumulators().values()) if self.shed else None
         return role_registers(self.config.warpgroups, held, self.target)
+
+
+def shared_accumulators(widths: Sequence[int], at_once: int) -> list[str]:
+    """A suffix for each block: blocks of one width use `at_once` accumulators in turn."""
+    seen: dict[int, int] = {}
+    names = []
+    for width in widths:
+        number = seen.get(width, 0) % at_once
+        seen[width] = seen.get(width, 0) + 1
+        names.append(("" if width == max(widths) else f"_{width}") + (f"_{number}" if number else ""))
+    return names
 
 
 def _of_staged(body: Sequence[Step]) -> list[Step]:
@@ -360,7 +385,7 @@ def stage_sums(program: Program, target: Target) -> Kernel:
     lets = program.lets
     first = 8 if s.shed else 4
     roles = [Role(name=LOAD, first_warp=0, warps=4, regs=load_regs, single=True,
-                  item=Item(lets=lets, body=(s.load_tiles(),)))]  # fmt: skip
+                  item=Item(lets=(*lets, s.own_row()), body=(s.load_tiles(),)))]  # fmt: skip
     if s.shed:
         roles.append(s.shed_role(shed_regs))
     roles.append(Role(

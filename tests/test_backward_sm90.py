@@ -1,0 +1,356 @@
+"""Kernels of gradients for Hopper: roles, weights that are made in two maps, parts of a sum from a role of their own.
+In the emulator, and on a GPU that has them."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from cases import CASES, Sizes
+from support import MODES, qkv
+from torch import Tensor
+
+from attngen import causal, gradient, softcap
+from attngen.backward_pipeline import Asked, backward_graph, choices, derive_backward, parts_of
+from attngen.config import HopperSumsConfig
+from attngen.errors import EmulatorError, SignatureError, VerifyError
+from attngen.expr import DType, const, load, make, mul, sub, var
+from attngen.expr import Op as ExprOp
+from attngen.gradient import BackwardKernel
+from attngen.gradient_trial import GradientTrial
+from attngen.ir.graph import Axis
+from attngen.ir.mutate import mutants
+from attngen.ir.ops import RedFrag
+from attngen.ir.schedule import Schedule, VerifiedSchedule, ops_of
+from attngen.ir.verify import verify
+from attngen.layout import accumulator, block_offset, blocks
+from attngen.lower import lower
+from attngen.passes.hopper.stage_sums import role_registers
+from attngen.passes.scopes import Target
+from attngen.passes.split_weights import halves, lift_rows
+from attngen.runtime.load import runs_on
+from attngen.signature import IoType, Signature, signature_of
+from attngen.spec import Attention
+from attngen.target import SM80, SM90
+from attngen.variants import window
+
+HOPPER = torch.cuda.is_available() and runs_on("sm_90a", torch.cuda.get_device_capability())
+DEVICES = [
+    pytest.param("cpu", id="emulator"),
+    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="no Hopper GPU")]),
+]
+
+
+def derivative(
+    spec: Attention, q: Tensor, k: Tensor, v: Tensor, wanted: str | list[str] = "qkv", same_bits: bool = False,
+    configs: tuple[HopperSumsConfig, ...] | None = None,
+) -> BackwardKernel:  # fmt: skip
+    asked = Asked(frozenset(wanted), dlse=False, same_bits=same_bits)
+    return gradient.backward_for(spec.variant, signature_of(q, k, v), SM90, asked, configs)
+
+
+def check(trial: GradientTrial, device: str, same_bits: bool = False) -> None:
+    """Within twice the error of torch; sums over many elements at least as near as by sm80's kernels, whose error is
+    that of the stored output."""
+    wanted = list(trial.names)
+    errors = trial.run(derivative(trial.spec, trial.q, trial.k, trial.v, wanted, same_bits), device=device)
+    assert [e.name for e in errors] == wanted
+    if not all(e.ok for e in errors):
+        asked = Asked(frozenset(wanted), dlse=False, same_bits=True)
+        other = gradient.backward_for(trial.spec.variant, signature_of(trial.q, trial.k, trial.v), SM80, asked)
+        beside = trial.run(other)
+        assert all(e.ok or (e.name not in "qkv" and e.error <= 1.02 * b.error)
+                   for e, b in zip(errors, beside, strict=True)), [str(e) for e in errors]  # fmt: skip
+
+
+# ---- variants, sizes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("same_bits", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_variants(name: str, same_bits: bool, device: str) -> None:
+    sq, sk = (100, 100) if name == "document" else (70, 150)
+    spec = CASES[name](Sizes(2, 2, sq, sk, "cpu"))[0]
+    check(GradientTrial(spec, *qkv(b=2, hkv=1, sq=sq, sk=sk, d=32)), device, same_bits)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("h", "hkv", "sq", "sk", "d", "dv", "dtype"),
+    [
+        (4, 2, 290, 130, 64, 64, torch.float16),  # several tiles, rows without a key
+        (2, 1, 200, 330, 128, 128, torch.bfloat16),  # keys that no whole tile of queries sees
+        (6, 1, 129, 129, 40, 72, torch.bfloat16),
+        (1, 1, 1, 1, 8, 8, torch.float16),
+        (2, 2, 65, 63, 192, 128, torch.bfloat16),
+        (1, 1, 40, 33, 256, 256, torch.bfloat16),
+        (2, 1, 70, 65, 80, 112, torch.bfloat16),
+    ],
+)
+@pytest.mark.parametrize("same_bits", [False, True])
+def test_sizes(
+    h: int, hkv: int, sq: int, sk: int, d: int, dv: int, dtype: torch.dtype, same_bits: bool, device: str
+) -> None:
+    tensors = qkv(h=h, hkv=hkv, sq=sq, sk=sk, d=d, dv=dv, dtype=dtype)
+    check(GradientTrial(Attention(mask=causal()), *tensors), device, same_bits)
+
+
+LOOPS = [
+    HopperSumsConfig(2, 64, 2, unroll=True, turns=True), HopperSumsConfig(2, 64, 3), HopperSumsConfig(2, 128, 2),
+    HopperSumsConfig(1, 64, 2, turns=False), HopperSumsConfig(2, 64, 2, split=False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mode", "seed"), MODES)
+@pytest.mark.parametrize("config", LOOPS, ids=str)
+def test_any_order_of_copies_and_products(config: HopperSumsConfig, mode: Any, seed: int) -> None:
+    """Copies land, and products read, early, late or at random: the same bits each time."""
+    q, k, v = qkv(h=4, hkv=2, sq=300, sk=200, d=32)
+    trial = GradientTrial(Attention(mask=window(90, 8)), q, k, v)
+    kernel = derivative(trial.spec, q, k, v, configs=(config,))
+    assert all(e.ok for e in trial.run(kernel))
+    first, again = trial.gradients(kernel), trial.gradients(kernel, mode, seed)
+    assert all(torch.equal(first[n], again[n]) for n in "kv")  # parts of dq are added in another order
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("same_bits", [False, True])
+def test_masks_without_closed_forms_visit_listed_tiles(same_bits: bool, device: str) -> None:
+    ids = (torch.arange(300) // 37 * 5 % 8).to(torch.int32)
+    flags = torch.zeros(2, 300, dtype=torch.int32)
+    flags[0, :150], flags[1, 20:] = 1, 1
+
+    def mask(b: Any, h: Any, i: Any, j: Any) -> Any:
+        return (ids[i] == ids[j]) & (flags[b, i] == 1)
+
+    trial = GradientTrial(Attention(mask=mask), *qkv(b=2, h=2, hkv=1, sq=300, sk=300, d=32))
+    check(trial, device, same_bits)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_tiles_of_keys_that_nothing_sees_have_no_part(device: str) -> None:
+    """Their keys and values are NaN, as memory that nobody wrote may be: exact zeros, and no NaN in dq."""
+    q, k, v = qkv(h=2, hkv=1, sq=300, sk=400)
+    k[:, :, 256:], v[:, :, 256:] = math.nan, math.nan
+    spec = Attention(mask=lambda b, h, i, j: j < 200)
+    clean = GradientTrial(spec, q, k.nan_to_num(), v.nan_to_num())
+    out, lse, _ = clean.forward
+    assert lse is not None
+    given = {"q": q, "k": k, "v": v, "out": out.detach().bfloat16(), "lse": lse.detach().float(), "dout": clean.dout}
+    moved = {n: t.to(device) for n, t in given.items()}
+    got = gradient.run(derivative(spec, q, k, v), moved, {}, spec.scale_for(64))
+    want = clean.gradients(derivative(spec, q, k, v), device=device)
+    assert not got["k"][:, :, 200:].any()
+    assert not got["v"][:, :, 200:].any()
+    assert torch.equal(got["k"], want["k"])
+    assert got["q"].isfinite().all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_saturated_caps_have_zeros(device: str) -> None:
+    """C12: the slope of the cap is kept in 16 bits between the maps, and is 0."""
+    q, k, v = qkv(hkv=2, sq=70, sk=70)
+    trial = GradientTrial(Attention(mask=causal(), score=softcap(2.0)), q.abs() * 20, k.abs() * 20, v)
+    got = trial.gradients(derivative(trial.spec, q, k, v), device=device)
+    assert not got["q"].any()
+    assert not got["k"].any()
+    assert got["v"].isfinite().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HOPPER, reason="no Hopper GPU")
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("same_bits", [False, True])
+def test_gpu_runs_have_the_same_bits(same_bits: bool, head_dim: int) -> None:
+    """Fifty runs: dk and dv in any case, dq where it is asked for; else as near as float32 sums in any order are."""
+    q, k, v = qkv(b=2, h=4, hkv=2, sq=700, sk=900, d=head_dim)
+    trial = GradientTrial(Attention(mask=causal()), q, k, v)
+    kernel = derivative(trial.spec, q, k, v, same_bits=same_bits)
+    first = trial.gradients(kernel, device="cuda")
+    for _ in range(50):
+        again = trial.gradients(kernel, device="cuda")
+        assert torch.equal(first["k"], again["k"])
+        assert torch.equal(first["v"], again["v"])
+        assert torch.equal(first["q"], again["q"]) or not same_bits
+        assert (first["q"].float() - again["q"].float()).abs().max() <= 0.01 * first["q"].abs().max()
+
+
+# ---- schedules -----------------------------------------------------------------------------------------------------
+
+
+def module(head_dim: int = 64, same_bits: bool = False, spec: Attention | None = None) -> Schedule:
+    variant = (spec or Attention(mask=causal())).variant
+    asked = Asked(frozenset("qkv"), dlse=False, same_bits=same_bits)
+    return derive_backward(variant, Signature(IoType.BF16, head_dim, head_dim), SM90, asked).verified.schedule
+
+
+def test_the_text_of_a_module_parses_back() -> None:
+    for schedule in (module(), module(same_bits=True), module(256)):
+        assert Schedule.parse(str(schedule)) == schedule
+
+
+@pytest.mark.parametrize("head_dim", [8, 40, 64, 80, 96, 112, 128, 160, 192, 256])
+@pytest.mark.parametrize("same_bits", [False, True])
+def test_configurations_are_legal(head_dim: int, same_bits: bool) -> None:
+    """The rules of choosing count registers and bytes as the verifier does: what they let pass, it lets pass, the best
+    and the last."""
+    variant, signature = Attention(mask=causal()).variant, Signature(IoType.BF16, head_dim, head_dim)
+    asked = Asked(frozenset("qkv"), dlse=False, same_bits=same_bits)
+    ranked = [found for _, found in choices(variant, signature, SM90, asked)]
+    for at in (0, -1):
+        derive_backward(variant, signature, SM90, asked, [found[at] for found in ranked])
+
+
+def test_one_kernel_where_its_parts_may_be_added_in_any_order() -> None:
+    assert [k.name for k in module().kernels] == ["attn_bwd_rows", "attn_bwd_keys", "attn_bwd_cast_dq"]
+    apart = module(same_bits=True)
+    assert [k.name for k in apart.kernels] == ["attn_bwd_rows", "attn_bwd_keys", "attn_bwd_queries"]
+    assert not any(isinstance(op, RedFrag) for k in apart.kernels for _, op in ops_of(k))
+
+
+def test_operands_share_registers_where_the_weights_split() -> None:
+    """p and ds are one value, in turn: the sum that reads p is issued before ds takes its place."""
+    text = str(module(128))
+    assert "wgmma d=rdV a=rP b=sdOut" in text
+    assert "wgmma d=rdK_sum a=rP b=sQ" in text
+    assert "elem rP = rdP * rP" in text
+    capped = str(module(128, spec=Attention(mask=causal(), score=softcap(20.0))))
+    assert "elem rdS = rdP * rdS" in capped  # p and p f'(s) are two values
+
+
+def broken(kernel: BackwardKernel, mutant: Schedule) -> BackwardKernel:
+    result = copy.copy(kernel)
+    result.verified = VerifiedSchedule(mutant)
+    result.source = lower(result.verified, "// mutant\n")
+    return result
+
+
+def test_deleted_ops_are_noticed() -> None:
+    """By the verifier; where what is missing is wrong in numbers only, since registers are read that were written, by
+    the emulator."""
+    q, k, v = qkv(h=1, sq=400, sk=400)  # masked and full tiles
+    trial = GradientTrial(Attention(mask=causal()), q, k, v)
+    kernel, passed, unneeded = derivative(trial.spec, q, k, v), [], []
+    for mutant in mutants(kernel.schedule):
+        if mutant.name.startswith("delete"):
+            try:
+                verify(mutant.schedule)
+                passed.append(mutant)
+            except VerifyError:
+                pass
+    for mutant in passed:
+        try:
+            if all(e.ok for e in trial.run(broken(kernel, mutant.schedule))):
+                unneeded.append(mutant.name)
+        except EmulatorError:
+            pass
+    assert unneeded == []
+    assert all(" wgmma " in m.name or " map " in m.name for m in passed)
+
+
+@pytest.mark.parametrize("kind", ["proxy", "mbar_wait bar=dS.full", "mbar_wait bar=dS.free"])
+def test_what_orders_the_roles_is_missed_by_the_emulator_too(kind: str) -> None:
+    q, k, v = qkv(sq=300, sk=130)
+    trial = GradientTrial(Attention(mask=causal()), q, k, v)
+    kernel = derivative(trial.spec, q, k, v)
+    mutant = next(m for m in mutants(kernel.schedule)
+                  if m.name.startswith("delete") and m.name.split(" ", 2)[2].startswith(kind)
+                  and (kind != "proxy" or m.name.split()[1].startswith("S")))  # fmt: skip
+    wrong = broken(kernel, mutant.schedule)
+    noticed = 0
+    for mode, seed in MODES:
+        try:
+            trial.run(wrong, mode, seed)
+        except EmulatorError:
+            noticed += 1
+    assert noticed
+
+
+def test_configurations_say_what_is_allowed() -> None:
+    for wrong, said in (
+        ({"warpgroups": 5}, "1 to 4"), ({"block_n": 24}, "multiples of 16"), ({"slots": 9}, "1 to 8"),
+        ({"warpgroups": 1, "turns": True}, "turns=False"), ({"slots": 3, "unroll": True}, "slots=2"),
+    ):  # fmt: skip
+        with pytest.raises(SignatureError, match=said):
+            HopperSumsConfig(**{"warpgroups": 2, "block_n": 64, **wrong})  # type: ignore[arg-type]
+
+
+# ---- the parts of the passes -----------------------------------------------------------------------------------------
+
+S, DP, DELTA = (var(n, DType.F32) for n in ("rS", "rdP", "sDelta"))
+P = make(ExprOp.EXP2, S)
+
+
+def test_weights_split_at_the_second_product() -> None:
+    found = halves([Target("rP", P), Target("rdS", mul(P, sub(DP, DELTA)))], "rS", frozenset({"rdP"}))
+    assert found is not None
+    assert found.early == (Target("rP", P),)
+    assert found.late == (Target("rP", mul(DP, var("rP", DType.F32))),)
+    assert (found.place, found.start) == ({"rdS": "rP"}, {"rdP": DELTA})
+
+
+def test_what_the_second_map_needs_is_kept() -> None:
+    """A slope of the score lies where ds will."""
+    slope = sub(const(1.0), mul(S, S))
+    found = halves([Target("rP", P), Target("rdS", mul(mul(P, sub(DP, DELTA)), slope))], "rS", frozenset({"rdP"}))
+    assert found is not None
+    assert {t.name: t.value for t in found.early} == {"rP": P, "rdS": mul(P, slope)}
+    assert found.place == {"rdS": "rdS"}
+
+
+def test_what_does_not_split() -> None:
+    """Weights that are no products, and sums over many elements, whose error would be that of 16 bits."""
+    assert halves([Target("rdS", make(ExprOp.EXP2, mul(S, DP)))], "rS", frozenset({"rdP"})) is None
+    table = Target("table", mul(P, sub(DP, DELTA)), accumulate=True, index=(const(0),))
+    assert halves([table], "rS", frozenset({"rdP"})) is None
+
+
+def test_row_values_leave_elements() -> None:
+    lse = load("lse", (var("i", DType.I32),), DType.F32)
+    seen: dict[object, str] = {}
+
+    def name(e: Any) -> Any:
+        seen.setdefault(e, f"row{len(seen)}")
+        return var(seen[e], DType.F32)
+
+    whole = mul(lse, const(2.0))
+    assert lift_rows(sub(S, whole), frozenset({"lse"}), name) is sub(S, var("row0", DType.F32))
+    assert list(seen) == [whole]
+
+
+def test_blocks_hold_each_element_once() -> None:
+    """In the order of a warpgroup's accumulator: four registers of a thread side by side."""
+    for cols in (16, 48, 64, 80, 112, 128, 192, 256):
+        found = list(blocks(cols))
+        assert [c for c, _ in found] == [sum(w for _, w in found[:k]) for k in range(len(found))]
+        assert sum(w for _, w in found) == cols
+        assert all(c % w == 0 for c, w in found)
+    for width in (16, 32, 64):
+        offsets = {block_offset(r, c) for r in range(64) for c in range(width)}
+        assert offsets == set(range(64 * width))
+    for lane in range(32):
+        for register in range(32):
+            row, column = accumulator(lane, register, 64)
+            assert block_offset(32 + row, column) == register // 4 * 512 + (64 + lane) * 4 + register % 4
+
+
+@pytest.mark.parametrize("warpgroups", [1, 2, 3])
+@pytest.mark.parametrize("held", [None, 32, 56])
+def test_roles_share_what_the_launch_has(warpgroups: int, held: int | None) -> None:
+    load_regs, shed, math_regs = role_registers(warpgroups, held, SM90)
+    groups = warpgroups + (1 if held is None else 2)
+    assert load_regs + shed + warpgroups * math_regs <= 65536 // (128 * groups) // 8 * 8 * groups
+    assert all(r % 8 == 0 for r in (load_regs, shed, math_regs))
+    assert load_regs >= 32
+    assert held is None or shed > 24 + held
+
+
+def test_keys_are_owned_where_dq_is_added_up() -> None:
+    variant = Attention(mask=causal()).variant
+    asked = Asked(frozenset("qkv"), dlse=False, same_bits=False)
+    parts = parts_of(backward_graph(variant, asked)[1], variant, Signature(IoType.BF16, 128, 128), SM90, False)
+    assert [o.own for o in parts.owned] == [Axis.N]
