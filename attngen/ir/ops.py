@@ -15,6 +15,7 @@ from attngen.ir.small_ops import CastFrag as CastFrag
 from attngen.ir.small_ops import CompactTiles as CompactTiles
 from attngen.ir.small_ops import DealItems as DealItems
 from attngen.ir.small_ops import Pointwise as Pointwise
+from attngen.ir.small_ops import RankTile as RankTile
 from attngen.ir.small_ops import ScanTiles as ScanTiles
 from attngen.ir.small_ops import SortItems as SortItems
 from attngen.ir.small_ops import SumRows as SumRows

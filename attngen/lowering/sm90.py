@@ -30,8 +30,8 @@ class HopperContext(RoleContext):
         self.bits = _parity_bits(kernel, role)
 
     @property
-    def row0(self) -> str:
-        return f"m * {self.kernel.work.block_m} + w * {WARPGROUP_ROWS} + warp * 16 + lane / 4"
+    def tile_row0(self) -> str:
+        return f"w * {WARPGROUP_ROWS} + warp * 16 + lane / 4"
 
     @property
     def key0(self) -> str:
