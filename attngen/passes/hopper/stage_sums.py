@@ -75,7 +75,7 @@ from attngen.passes.visits import ROWS_A_GROUP, i32
 from attngen.target import Target
 
 LAST = sub(T, const(1))
-MORE_ADDRESSES = 24  # of the role of parts, where it works out those of copies, too
+MORE_ADDRESSES = 8  # of the role of parts, where it works out those of copies, too
 LEAST_REGS = 32  # of the load role, which works out where each tile is
 ADDRESSES = 24  # registers below the first accumulator (attngen.ir.rules.registers)
 LOAD, SHED, MATH = "load", "shed", "math"
