@@ -350,6 +350,15 @@ def test_verify(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{2 * places} of {2 * places} runs within tolerance" in said
 
 
+def test_verify_gradients_of_a_target(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ("--mask", "causal", "--head-dim", "32", "--cases", "1", "--batch", "1", "--sq", "70", "--sk", "80")
+    assert main(["verify", "--backward", *small, "--target", "sm90"]) == 0
+    said = capsys.readouterr().out
+    assert said.splitlines()[0].endswith(", sm90: max |x - float64|")
+    runs = 2 * 3 * (3 + torch.cuda.is_available())
+    assert f"{runs} of {runs} gradients within tolerance" in said
+
+
 def test_verify_keeps_given_shapes(capsys: pytest.CaptureFixture[str]) -> None:
     shapes = ("--batch", "2", "--heads", "3", "--kv-heads", "1", "--sq", "33", "--sk", "21")
     assert main(["verify", "--mask", "causal", *SMALL, "--cases", "1", *shapes]) == 0

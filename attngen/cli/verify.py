@@ -31,6 +31,7 @@ def register(commands: Commands) -> None:
         run,
         "run a variant on random shapes and compare with float64; exit 1 where it fails",
         "attngen verify --mask causal --head-dim 128 --sq 256 --sk 256\n"
+        "  attngen verify --mask causal --head-dim 64 --backward --target sm90\n"
         "  attngen verify --mask causal --head-dim 64 --fault-injection",
     )
     variant_options(parser)
@@ -165,7 +166,10 @@ def draw_shapes(draw: random.Random, request: Request, arguments: argparse.Names
 
 def gradients(request: Request, arguments: argparse.Namespace) -> int:
     """The gradients of every case, by one kernel and by two, in every mode of the emulator, and on the GPU."""
-    print(f"gradients of {request.spec()!r}, {request.signature}, sm80: max |x - float64|")
+    from attngen.execute import backward_target
+
+    on = backward_target(request.target, request.signature)
+    print(f"gradients of {request.spec()!r}, {request.signature}, {on.name}: max |x - float64|")
     print(f"{'BxHq/HkvxSqxSk':<18} {'data':<9} {'run':<28} {'of':<9} {'error':>9} {'torch':>9} {'allowed':>9}")
     failed = total = 0
     with Progress() as progress:
@@ -183,12 +187,12 @@ def gradient_rows(request: Request, arguments: argparse.Namespace, progress: Pro
     from attngen.backward_pipeline import Asked
     from attngen.emulator import Mode
     from attngen.errors import EmulatorError, LaunchError
+    from attngen.execute import backward_target
     from attngen.gradient import backward_for
     from attngen.gradient_trial import GradientTrial
-    from attngen.target import SM80
     from attngen.trial import Data, inputs
 
-    draw = random.Random(arguments.seed)
+    draw, target = random.Random(arguments.seed), backward_target(request.target, request.signature)
     for case in range(arguments.cases):
         shapes, data = draw_shapes(draw, request, arguments), list(Data)[case % len(Data)]
         seed = arguments.seed + case
@@ -197,7 +201,7 @@ def gradient_rows(request: Request, arguments: argparse.Namespace, progress: Pro
         head = f"{shapes.B}x{shapes.Hq}/{shapes.Hkv}x{shapes.Sq}x{shapes.Sk}"
         for same_bits in (False, True):
             asked = Asked(frozenset(trial.names), dlse=False, same_bits=same_bits)
-            kernel = backward_for(spec.variant, request.signature, SM80, asked)
+            kernel = backward_for(spec.variant, request.signature, target, asked)
             places = ["eager", "late", "random"] + (["gpu"] if torch.cuda.is_available() else [])
             for place in places:
                 progress.step(f"case {case + 1} of {arguments.cases}: {place}")
@@ -233,12 +237,12 @@ def inject(request: Request, arguments: argparse.Namespace) -> int:
 def gradient_kernels(request: Request) -> list[BackwardKernel]:
     """By one kernel, and with the same bits in every run."""
     from attngen.backward_pipeline import Asked, gradient_names
+    from attngen.execute import backward_target
     from attngen.gradient import backward_for
-    from attngen.target import SM80
 
-    variant = request.spec().variant
+    variant, target = request.spec().variant, backward_target(request.target, request.signature)
     asked = (Asked(frozenset(gradient_names(variant)), dlse=False, same_bits=same) for same in (False, True))
-    return [backward_for(variant, request.signature, SM80, a) for a in asked]
+    return [backward_for(variant, request.signature, target, a) for a in asked]
 
 
 def told(text: str, file: Path | None) -> None:
