@@ -53,7 +53,7 @@ def weights(role: Role) -> str:
 
 def turns(config: HopperSumsConfig) -> str:
     if config.turns:
-        return f"{config.warpgroups} warpgroups issue their products in turn: maps of one run beside products of another"
+        return f"{config.warpgroups} warpgroups issue products in turn: maps of one run beside products of another"
     return "none: warpgroups issue when they are ready"
 
 
@@ -62,6 +62,6 @@ def parts(role: Role) -> str:
     adds = [op for op in ops if isinstance(op, RedFrag)]
     held = len({op.src.name for op in adds})
     return (
-        f"role {role.name} adds {len(adds)} a step to memory, a block of 64 rows each; accumulators: {held}, as many as "
-        "are in flight at once"
+        f"role {role.name} adds {len(adds)} a step to memory, a block of 64 rows each; accumulators: {held}, as many "
+        "as are in flight at once"
     )
