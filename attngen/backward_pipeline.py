@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from attngen.config import Config, HopperSumsConfig, SumsConfig
-from attngen.errors import GradientError, PassError
+from attngen.errors import GradientError, PassError, SignatureError
 from attngen.expr import SCALE, SEQLEN_Q, DType, const, loads, mul, var, variables
 from attngen.ir.graph import Axis, Graph, Input, Map, Output
 from attngen.ir.ops import Assign
@@ -215,6 +215,13 @@ def derive_backward(
     check(signature, target)
     ranked = choices(variant, signature, target, asked)
     chosen = configs or tuple(r[0] for _, r in ranked)
+    kind = HopperSumsConfig if target.has(Feature.WGMMA) else Config
+    if len(chosen) != len(ranked) or not all(isinstance(c, kind) for c in chosen):
+        names = ", ".join(name for name, _ in ranked)
+        raise SignatureError(
+            f"configurations {', '.join(map(str, chosen))} of gradients. Allowed for {target.name}: a "
+            f"{kind.__name__} for each of {names}, such as {', '.join(str(r[0]) for _, r in ranked)}"
+        )
     done = tuple(stages(variant, signature, target, asked, chosen))
     last = done[-1].level
     assert isinstance(last, Schedule)
