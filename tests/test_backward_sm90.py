@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from typing import Any
 
 import pytest
@@ -251,6 +252,13 @@ def test_deleted_ops_are_noticed() -> None:
             pass
     assert unneeded == []
     assert all(" wgmma " in m.name or " map " in m.name for m in passed)
+
+
+def test_what_reads_an_accumulator_stands_before_the_fence() -> None:
+    """Of the next product into it; numbers do not show it, since the compiler mostly keeps the order."""
+    mutant = next(m for m in mutants(module()) if re.match(r"swap R\d+ red_frag .* <-> R\d+ open$", m.name))
+    with pytest.raises(VerifyError, match=r"\[open\] .* rdQ_sum was read since the last wgmma.fence"):
+        verify(mutant.schedule)
 
 
 @pytest.mark.parametrize("kind", ["proxy", "mbar_wait bar=dS.full", "mbar_wait bar=dS.free"])
