@@ -119,12 +119,11 @@ def waits_earlier(swap: Swap) -> bool:
 
 
 def apart(first: Kinds, second: Kinds) -> Rule:
-    """One of each that share nothing, nor bytes of shared memory."""
+    """One of each that share nothing, nor bytes of shared memory: none writes a buffer that the other touches, or that
+    lies over one of these."""
     def rule(swap: Swap) -> bool:
-        one, two = (shared_by(swap.kernel, s) for s in (swap.one, swap.two))
-        wrote = (shared_by(swap.kernel, s, written_by) for s in (swap.one, swap.two))
-        first_wrote, second_wrote = wrote
-        return both(first, second)(swap) and not (first_wrote & two or second_wrote & one)
+        over = any(written_by(a) & shared_by(swap.kernel, b) for a, b in either(swap))
+        return both(first, second)(swap) and not over
 
     return rule
 

@@ -155,6 +155,23 @@ def test_products_that_share_an_accumulator_have_no_reason() -> None:
     assert why_equal(replace(swap, one=replace(one, group="another"))) == ""
 
 
+def test_tiles_apart_that_a_third_lies_over() -> None:
+    """Of gradients: the tile that is staged and the one that is read share no bytes, however the output's lies over
+    both. Moved onto one another they have no reason."""
+    found = swaps(schedule(GRADIENTS))
+    (swap,) = [x for n, x in found.items() if " st_frag dst=sdS" in n.split("<->")[0] and "mma_sync d=rdV" in n]
+    end = sum(b.slots * b.layout.bytes for b in swap.kernel.buffers if b.name == "sdOut")
+
+    def moved(staged: int, third: int) -> Swap:
+        at = {"sdOut": 0, "sdS": staged, "sdV": third}
+        buffers = tuple(replace(b, offset=at.get(b.name, 4 * end + (b.offset or 0))) for b in swap.kernel.buffers)
+        return replace(swap, kernel=replace(swap.kernel, buffers=buffers))
+
+    assert "staged beside what does not touch it" in why_equal(moved(end, third=2 * end))
+    assert "staged beside what does not touch it" in why_equal(moved(end, third=end - 16))
+    assert why_equal(moved(end - 16, third=2 * end)) == ""
+
+
 def test_arithmetic_in_flight_has_no_reason() -> None:
     """The rules look at registers: the same ops have no reason once they share one with the products in flight."""
     found = swaps(schedule(HOPPER))
