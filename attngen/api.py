@@ -27,7 +27,7 @@ from attngen.lower import Source
 from attngen.prepare import prepare
 from attngen.progress import Progress
 from attngen.runtime import Resources, Unit, precompile_into
-from attngen.signature import IoType, Shapes, Signature, alignment_of, signature_for
+from attngen.signature import IoType, Shapes, Signature, alignment_of, signature_for, strided
 from attngen.spec import Attention
 from attngen.target import Target
 from attngen.target import target as target_named
@@ -252,7 +252,7 @@ def compile(
     types = {t.torch_dtype: t for t in IoType}
     if dtype not in types:
         raise SignatureError(f"dtype={dtype}. Allowed: {', '.join(map(str, types))}")
-    signature = signature_for(types[dtype], head_dim, head_dim_v, alignment)
+    signature = signature_for(types[dtype], head_dim, head_dim_v, alignment, strided(spec.tensors))
     on = _target(target)
     if isinstance(config, str):
         config = parse_config(config)

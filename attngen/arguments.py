@@ -14,6 +14,7 @@ from attngen.fold import fold
 from attngen.ir.columns import narrow_strides
 from attngen.ir.schedule import PERSISTENT, WORK_TABLE, Elem, Kernel, Schedule, WorkSource, Workspace
 from attngen.params import MapUse, map_uses, pack, stride_count
+from attngen.signature import is_dense
 from attngen.tensormap import TensorMap, map_of
 from attngen.worktable import device_table, item_count, work_table
 
@@ -115,7 +116,12 @@ def values_of(
         values["rounds"] = scalars[rounds_of(kernel)]
     for t in kernel.tensors:
         shape, strides = shapes[t.name]
-        values.update({f"{t.name}_s{n}": strides[n] for n in range(stride_count(t.access, t.rank))})
+        if not t.strided and not is_dense(shape, strides):
+            raise LaunchError(
+                f"the last dimension of {t.name} has stride {strides[-1]}; this kernel is for a contiguous one. Pass a "
+                "contiguous copy"
+            )
+        values.update({f"{t.name}_s{n}": strides[n] for n in range(stride_count(t))})
         values.update({f"{t.name}_n{n}": shape[n] for n in range(t.rank)})
     for name in narrow_strides(kernel):
         stride = values[name]

@@ -201,10 +201,10 @@ def with_vectors(rows: Graph | None, programs: Sequence[Program], kept: set[str]
 
 
 def captures(variant: Variant) -> tuple[TensorArg, ...]:
-    found = [TensorArg(name=c.name, elem=_STORAGE[c.storage], rank=c.rank, access=Access.CAPTURE)
+    found = [TensorArg(name=c.name, elem=_STORAGE[c.storage], rank=c.rank, access=Access.CAPTURE, strided=True)
              for c in variant.captures]  # fmt: skip
     if variant.sink:
-        found.append(TensorArg(name=SINK, elem=_STORAGE[variant.sink], rank=1, access=Access.CAPTURE))
+        found.append(TensorArg(name=SINK, elem=_STORAGE[variant.sink], rank=1, access=Access.CAPTURE, strided=True))
     return tuple(found)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from attngen.expr import DType, Expr, Op, walk
-from attngen.ir.columns import COLUMN, column_step
+from attngen.ir.columns import COLUMN, ROW, tile_steps
 from attngen.ir.schedule import Elem
 
 C_DTYPE = {DType.F32: "float", DType.I32: "int", DType.BOOL: "bool"}
@@ -58,12 +59,14 @@ def constant(e: Expr) -> str:
 
 class Printer:
     """Prints expressions whose variables are spelled by `spell`; `elems` gives the storage of captured tensors. dense:
-    tensors whose last dimension is contiguous."""
+    tensors whose last dimension is contiguous. numbers: what an index adds to the thread's first one, by name; it is
+    known when the loop is unrolled."""
 
     def __init__(
-        self, spell: Callable[[Expr], str], elems: Mapping[str, Elem], dense: frozenset[str] = frozenset()
-    ) -> None:
-        self.spell, self.elems, self.dense = spell, elems, dense
+        self, spell: Callable[[Expr], str], elems: Mapping[str, Elem], dense: frozenset[str] = frozenset(),
+        numbers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        self.spell, self.elems, self.dense, self.numbers = spell, elems, dense, numbers
         self.named: dict[Expr, str] = {}
         self.counter = 0
 
@@ -94,7 +97,7 @@ class Printer:
             return self.spell(e)
         if e.op is Op.LOAD:
             return self._load(e)
-        if e.op is Op.F32 and e.args[0].op is Op.VAR and e.args[0].name in ("i", "j", "jt"):
+        if e.op is Op.F32 and e.args[0].op is Op.VAR and e.args[0].name in ("i", "j", COLUMN):
             return f"{e.args[0].name}_f"  # the map has both indices as floats, converted once a row or tile
         a = [self(x) for x in e.args]
         if e.op in _INFIX:
@@ -110,6 +113,8 @@ class Printer:
                 return f"(-({a[0]}))" if a[0].startswith("-") else f"(-{a[0]})"  # `--` is another operator
             case Op.NOT:
                 return f"(!{a[0]})"
+            case Op.WHERE if self._guarded(e):
+                return self._load(e.args[1], a[0])
             case Op.WHERE:
                 return f"({a[0]} ? {a[1]} : {a[2]})"
             case Op.F32:
@@ -126,23 +131,31 @@ class Printer:
             return f"({a[0]} >> {by.bit_length() - 1})" if e.op is Op.FLOORDIV else f"({a[0]} & {by - 1})"
         return f"{'floordiv' if e.op is Op.FLOORDIV else 'mod'}_s32({a[0]}, {a[1]})"
 
-    def _load(self, e: Expr) -> str:
+    def _guarded(self, e: Expr) -> bool:
+        """A load under a condition, else 0: what is outside of a tensor is not read."""
+        _, read, nothing = e.args
+        return read.op is Op.LOAD and read not in self.named and nothing.op is Op.CONST and not nothing.value
+
+    def _load(self, e: Expr, guard: str = "") -> str:
         strided = len(e.args) - (1 if e.name in self.dense else 0)
-        steps, bytes_ = "", ""
+        steps, bytes_, size = "", "", self.elems[e.name].bytes
         for k, index in enumerate(e.args):
-            stride, column = f"p.{e.name}_s{k}", column_step(index)
-            if k >= strided:
-                steps += f" + {self(index)}"
-                continue
-            if column is None:
-                steps += f" + (i64){self(index)} * {stride}"
-                continue
-            row, factor = column
-            size = factor * self.elems[e.name].bytes
-            steps += f" + (i64){self(row)} * {stride} + (i64)({COLUMN}0 * {factor}) * {stride}"
-            bytes_ += f" + (i64)((8 * ci + ei) * {size}) * (int){stride}"
+            stride = f" * p.{e.name}_s{k}" if k < strided else ""
+            parts = tile_steps(index)
+            if parts is not None:
+                factors = {name: n for name, n in ((ROW, parts.rows), (COLUMN, parts.columns)) if n}
+                first = "".join(f" + {name}0 * {n}" for name, n in factors.items())
+                number = " + ".join(f"({self.numbers[name]}) * {n * size}" for name, n in factors.items())
+                steps += f" + (i64)({self(parts.base)}{first}){stride}"
+                bytes_ += f" + (i64)({number})" + (f" * (int)p.{e.name}_s{k}" if stride else "")
+            elif index.op is Op.VAR and index.name in self.numbers and not stride:
+                steps += f" + (i64){index.name}0"
+                bytes_ += f" + (i64)({self.numbers[index.name]}) * {size}"
+            else:
+                steps += f" + (i64){self(index)}{stride}"
         address = f"p.{e.name}{steps}"
         if bytes_:
             address = f"({_POINTERS[self.elems[e.name]]})((const u8*)({address}){bytes_})"
-        text = f"{_LOADS[self.elems[e.name]]}({address})"
+        function = _LOADS[self.elems[e.name]]
+        text = f"{function}_if({address}, {guard})" if guard else f"{function}({address})"
         return f"({text} != 0)" if e.dtype is DType.BOOL else text

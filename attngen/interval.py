@@ -12,6 +12,7 @@ captured tensor holds; where that cannot be shown, the comparison counts as unkn
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from attngen.expr import COMPARES, DType, Expr, I, J, Op, conj, const, make, substitute, where
 from attngen.exprtext import show
@@ -45,8 +46,10 @@ class Visibility:
     reason: str = ""
 
 
+@lru_cache(maxsize=256)
 def analyse(mask: Expr) -> Visibility:
-    """Closed forms of the visibility of `mask`, a boolean expression over b, h, i, j and the lengths."""
+    """Closed forms of the visibility of `mask`, a boolean expression over b, h, i, j and the lengths. Kept: each tile
+    shape among the candidates asks for it."""
     keys = _keys(tidy(mask))
     reason = keys.reason
 

@@ -113,13 +113,15 @@ def origin(
 ) -> str:
     """Where a configuration comes from: a measurement on the machine `on`, one that is shipped, a place in rank, or the
     caller."""
-    for words, found, key in (
-        ("measured here", table(on, target) if on else None, key_of(variant, signature)),
-        ("shipped measurement", tuned.shipped(target), tuned.key_of(variant, signature)),
+    own = table(on, target) if on else None
+    entry = own.entries.get(key_of(variant, signature)) if own else None
+    here = (own, entry) if own and entry else None
+    for words, known in (
+        ("measured here", here),
+        ("shipped measurement", tuned.found(variant, signature, target)),
     ):
-        entry = found.entries.get(key) if found else None
-        if found and entry and entry.config == config:
-            return f"{words}: {found.say(entry)}"
+        if known and known[1].config == config:
+            return f"{words}: {known[0].say(known[1])}"
     every = ranked(variant, signature, target)
     if config not in every:
         return "given by the caller"

@@ -24,7 +24,7 @@ _RESERVED_TEXT = (
     "co_yield decltype dynamic_cast noexcept not_eq nullptr or_eq reinterpret_cast requires static_assert static_cast "
     "thread_local typename wchar_t xor_eq "
     "u8 u16 u32 u64 i64 DI INF "
-    "batch heads group work rounds ctas elements visit classes masked count "
+    "batch heads group work rounds ctas elements visit classes by_length rank masked count "
     "dout dlse dot delta dq dk dv hkv kv_heads n_tiles row own_lo own_hi g u c before full "
     "visit_keys classes_keys factor factor1 m_lo m_hi j_lo j_hi seen_lo end2 "
     "i_f j_f i_lo i_hi n_lo n_hi m_tiles end0 end1 seen_hi first some top full_lo full_hi"

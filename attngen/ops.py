@@ -156,7 +156,7 @@ def _on_gpu(
 def _kernel(q: Tensor, k: Tensor, v: Tensor, captures: Sequence[Tensor], key: str) -> tuple[Kernel, Shapes]:
     known = entry(key)
     shapes = known.check(q, k, v, captures)
-    signature = signature_of(q, k, v)
+    signature = signature_of(q, k, v, dict(zip(known.names, captures, strict=True)))
     target = known.target or target_for(known.variant, signature, q.device)
     config = known.config or (_measured(known.variant, signature, target, q.get_device()) if q.is_cuda else None)
     return kernel_for(known.variant, signature, target, config), shapes

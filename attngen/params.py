@@ -40,9 +40,9 @@ class Field:
     declaration: str
 
 
-def stride_count(access: Access, rank: int) -> int:
-    """Inputs and outputs have a contiguous last dimension; captured tensors and workspaces any strides."""
-    return rank - 1 if access in (Access.IN, Access.OUT) else rank
+def stride_count(t: TensorArg) -> int:
+    """Strides that a kernel is given: a contiguous dimension has none."""
+    return t.rank if t.strided else t.rank - 1
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def fields(kernel: Kernel) -> tuple[Field, ...]:
             continue
         const = "" if t.access in (Access.OUT, Access.WORK) else "const "
         result.append(Field(t.name, Kind.POINTER, f"{const}{C_TYPE[t.elem]}* {t.name}"))
-        strides = range(stride_count(t.access, t.rank))
+        strides = range(stride_count(t))
         result += [Field(f"{t.name}_s{k}", Kind.STRIDE, f"i64 {t.name}_s{k}") for k in strides]
         if t.access in (Access.CAPTURE, Access.WORK):
             result += [Field(f"{t.name}_n{k}", Kind.INT, f"int {t.name}_n{k}") for k in range(t.rank)]

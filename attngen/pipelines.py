@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
 from attngen import tuned
-from attngen.config import AnyConfig, Config, HopperConfig
+from attngen.config import AnyConfig, Config, FoldPolicy, HopperConfig
 from attngen.errors import VerifyError
 from attngen.ir.graph import Fold, Graph, Map, Mask
 from attngen.ir.program import Program
@@ -47,6 +48,13 @@ class Stage:
 
     def __str__(self) -> str:
         return str(self.level)
+
+
+@dataclass(frozen=True)
+class ScheduleStage(Stage):
+    """One whose result is a schedule."""
+
+    level: Schedule
 
 
 @dataclass(frozen=True)
@@ -134,19 +142,28 @@ def hopper_stages(
     yield from above
     program = above[-1].level
     assert isinstance(program, Program)
-    # which op runs in which step, then how many copies that keeps alive, then what orders the roles, then addresses
-    plan = hopper.stage(program, signature, target, hopper.output_pieces(config, signature, target))
-    yield Stage("stage", plan)
-    plan = hopper.expand(plan, config.slots)
-    yield Stage("expand", plan)
-    plan = hopper.synchronize(plan, config.turns)
-    yield Stage("synchronize", plan)
-    plan = hopper.allocate(plan)
+    plans = tuple(hopper_schedules(program, signature, target))
+    yield from plans
+    plan = hopper.allocate(plans[-1].level)
     yield Stage("allocate", plan)
     plan = add_visit_table(plan, program)
     yield Stage("visit_table", plan)
     if explained:  # last: the model reads the finished schedule
         yield Stage("reasons", hopper.reasons(plan, program, signature, target))
+
+
+def hopper_schedules(program: Program, signature: Signature, target: Target) -> Iterator[ScheduleStage]:
+    """Which op runs in which step, then how many copies that keeps alive, then what orders the roles; addresses come
+    behind."""
+    from attngen.passes import hopper
+
+    config = program.config
+    assert isinstance(config, HopperConfig)
+    plan = hopper.stage(program, signature, target, hopper.output_pieces(config, signature, target))
+    yield ScheduleStage("stage", plan)
+    plan = hopper.expand(plan, config.slots)
+    yield ScheduleStage("expand", plan)
+    yield ScheduleStage("synchronize", hopper.synchronize(plan, config.turns))
 
 
 def derive(variant: Variant, signature: Signature, target: Target, config: AnyConfig | None = None) -> Levels:
@@ -165,13 +182,13 @@ def derive(variant: Variant, signature: Signature, target: Target, config: AnyCo
 
 def _in_order(variant: Variant, signature: Signature, target: Target) -> Iterator[AnyConfig]:
     """What was measured before what is modelled; the model is not asked as long as what was measured will do."""
-    if not target.has(Feature.WGMMA):
-        yield from candidates(variant, signature, target)
-        return
     measured = tuned.lookup(variant, signature, target)
     if measured is not None:
         yield measured
-    yield from (c.config for c in judged(variant, signature, target) if c.config != measured)
+    if target.has(Feature.WGMMA):
+        yield from (c.config for c in judged(variant, signature, target) if c.config != measured)
+    else:
+        yield from (c for c in candidates(variant, signature, target) if c != measured)
 
 
 def _levels(variant: Variant, signature: Signature, target: Target, config: AnyConfig) -> Levels:
@@ -197,14 +214,21 @@ def _candidates(
     mask = last[fold.x]
     plain = not (isinstance(mask, Mask) and isinstance(last[mask.x], Map))
 
+    tiled: dict[tuple[int, int, FoldPolicy], tuple[Stage, ...]] = {}
+
     def build(config: HopperConfig) -> Kernel:
-        plan = list(hopper_stages(variant, signature, target, config, graph, explained=False))[-1].level
-        assert isinstance(plan, Schedule)
-        return plan.kernels[-1]
+        """As far as the model reads it: without addresses. Orders of one shape share what they have in common."""
+        shape = config.block_m, config.block_n, config.policy
+        if shape not in tiled:
+            tiled[shape] = tuple(tile_levels(variant, signature, config, graph))
+        program = tiled[shape][-1].level
+        assert isinstance(program, Program)
+        *_, last = hopper_schedules(dataclasses.replace(program, config=config), signature, target)
+        return last.level.kernels[-1]
 
     from attngen.passes import hopper
 
-    return hopper.ranked(signature, target, policies(fold, plain), build)
+    return hopper.ranked(signature, target, policies(fold, plain), build, hopper.beside(variant.score))
 
 
 def judged(variant: Variant, signature: Signature, target: Target) -> tuple[hopper.Candidate, ...]:

@@ -36,7 +36,7 @@ _SPECIAL = frozenset({ExprOp.EXP2, ExprOp.LOG2, ExprOp.RCP, ExprOp.TANH_APPROX})
 _SLOW = frozenset({ExprOp.DIV, ExprOp.SQRT})  # correctly rounded: an estimate, and a slow path with another
 _COMMUTATIVE = frozenset({ExprOp.ADD, ExprOp.MUL, ExprOp.MIN, ExprOp.MAX, ExprOp.AND, ExprOp.OR})
 # of kernels that run beside the attention
-_LISTED = (o.Pointwise, o.SumRows, o.CastFrag, o.ScanTiles, o.CompactTiles, o.SortItems, o.DealItems)
+_LISTED = (o.Pointwise, o.SumRows, o.CastFrag, o.ScanTiles, o.CompactTiles, o.RankTile, o.SortItems, o.DealItems)
 
 
 @dataclass(frozen=True)

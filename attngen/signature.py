@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -41,12 +41,14 @@ _IO_TYPES = {t.torch_dtype: t for t in IoType}
 
 @dataclass(frozen=True)
 class Signature:
-    """Compile-time properties of a call. Batch, heads, lengths and strides are run-time arguments."""
+    """Compile-time properties of a call. Batch, heads, lengths and other strides are run-time arguments."""
 
     dtype: IoType
     head_dim_qk: int
     head_dim_v: int
     alignment: int = VECTOR_BYTES  # bytes that every row of q, k and v starts on and is a multiple of
+    # captured tensors whose last dimension is not contiguous; their arguments say so
+    strided: tuple[str, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         for name in ("head_dim_qk", "head_dim_v"):
@@ -81,14 +83,15 @@ def store_bytes(head_dim: int) -> int:
 
 
 def signature_for(
-    dtype: IoType, head_dim: int, head_dim_v: int | None = None, alignment: int | None = None
-) -> Signature:
+    dtype: IoType, head_dim: int, head_dim_v: int | None = None, alignment: int | None = None,
+    strided: tuple[str, ...] = (),
+) -> Signature:  # fmt: skip
     """head_dim_v None: as of q and k; alignment None: the largest that rows may have."""
     dv = head_dim if head_dim_v is None else head_dim_v
     if alignment is None:  # wrong head dims are the signature's to refuse
         numbers = all(type(d) is int for d in (head_dim, dv))
         alignment = row_alignment(head_dim, dv) if numbers else VECTOR_BYTES
-    return Signature(dtype, head_dim, dv, alignment)
+    return Signature(dtype, head_dim, dv, alignment, strided)
 
 
 def _pad_hint(name: str, value: int) -> str:
@@ -136,12 +139,24 @@ def alignment_of(*tensors: torch.Tensor) -> int:
     return every & -every  # the lowest bit of all
 
 
-def signature_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Signature:
-    """The signature of checked tensors [batch, heads, seq, head_dim]."""
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Neighbours in the last dimension are neighbours in memory."""
+    return not shape or shape[-1] <= 1 or strides[-1] == 1
+
+
+def strided(tensors: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
+    """Captured tensors whose last dimension is not contiguous."""
+    return tuple(sorted(name for name, t in tensors.items() if not is_dense(t.shape, t.stride())))
+
+
+def signature_of(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, captures: Mapping[str, torch.Tensor] | None = None
+) -> Signature:
+    """The signature of checked tensors [batch, heads, seq, head_dim] and of those that a description captures."""
     dtype = _IO_TYPES.get(q.dtype)
     if dtype is None:
         raise SignatureError(f"q has dtype {q.dtype}. Allowed: float16, bfloat16. Convert q, k and v")
-    return Signature(dtype, q.size(-1), v.size(-1), alignment_of(q, k, v))
+    return Signature(dtype, q.size(-1), v.size(-1), alignment_of(q, k, v), strided(captures or {}))
 
 
 def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: Described) -> Shapes:

@@ -53,7 +53,8 @@ class Call:
 
     @property
     def signature(self) -> Signature:
-        return signature_of(self.q, self.k, self.v)
+        names = ops.entry(self.key).names
+        return signature_of(self.q, self.k, self.v, dict(zip(names, self.captures, strict=True)))
 
     @property
     def target(self) -> Target:

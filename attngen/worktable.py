@@ -3,8 +3,10 @@
 Items of one head, or of a section of heads whose keys and values fit the L2 cache, run at about the same time. Where
 row tiles differ in length (causal masks), the longest of a section come first and each goes to the CTA with the least
 work so far (longest processing time first, Graham 1969); the section size is the one with the least imbalance in that
-simulation. Where all are of one length, or where the length depends on data (order=ascending), items are dealt in
-turn.
+simulation. Where only the device knows how long row tiles are (order=ranked), an item has the rank of its row tile, and
+lengths that fall evenly with the rank stand for the true ones: what is dealt evenly for these is nearly so for others
+that fall. Where all are of one length, or where another data dependence decides it (order=ascending), items are dealt
+in turn, each round a CTA further: a tile that takes longer, as the ragged last one of each head, comes to every CTA.
 
 A table can also be made on the device, by two small kernels of the module (attngen.passes.work_table). Then only its
 size is worked out here."""
@@ -24,6 +26,9 @@ from attngen.passes.work_table import ITEM_KEYS
 
 MEGABYTE = 10**6
 SECTION_MEGABYTES = (6, 10, 16, 22, 28, 36)  # of keys and values in the L2 cache at once
+# where only the device knows lengths: large sections, since what a small one leaves unbalanced is not seen, and as many
+# keys as rows of one rank visit are few
+RANKED_MEGABYTES = (72,)
 BETTER = 0.002  # a larger section has to gain this much balance
 
 Item = tuple[int, int, int]  # row tile, head, batch
@@ -68,18 +73,31 @@ def work_table(kernel: Kernel, sizes: Mapping[str, int], head_bytes: int, ctas: 
     heads = [(h, b) for b in range(sizes["batch"]) for h in range(count)]
     block_n = next(b for b in kernel.buffers if b.slots > 1 or b.name == "sK").layout.rows
     group = sizes["group"] if count == sizes["heads"] else 1
-    counts = tile_counts(kernel, sizes) if kernel.work.order is Order.LONGEST_FIRST else ()
+    counts: tuple[int, ...] = ()
+    sections: tuple[int, ...] = SECTION_MEGABYTES
+    if kernel.work.order is Order.LONGEST_FIRST:
+        counts = tile_counts(kernel, sizes)
+    elif kernel.work.order is Order.RANKED:
+        counts, sections = tuple(range(rows, 0, -1)), RANKED_MEGABYTES
     if len(set(counts)) <= 1:
         items = [(m, h, b) for h, b in heads for m in range(rows)]
-        bins = [items[c::ctas] for c in range(ctas)]
+        bins = _in_turn(items, ctas)
     else:
-        bins = _balanced(counts, heads, group, head_bytes, block_n, ctas)
+        bins = _balanced(counts, heads, group, head_bytes, block_n, ctas, sections)
     rounds = max(map(len, bins))
     entries: list[int] = []
     for k in range(rounds):
         for work in bins:
             entries += (*work[k], 0) if k < len(work) else (-1, 0, 0, 0)
     return WorkTable(rounds, tuple(entries))
+
+
+def _in_turn(items: Sequence[Item], ctas: int) -> list[list[Item]]:
+    bins: list[list[Item]] = [[] for _ in range(ctas)]
+    for k, item in enumerate(items):
+        turn, c = divmod(k, ctas)
+        bins[(c + turn) % ctas].append(item)
+    return bins
 
 
 @dataclass(frozen=True)
@@ -116,11 +134,12 @@ def _columns(kernel: Kernel, name: str) -> int:
 
 
 def _balanced(
-    counts: Sequence[int], heads: Sequence[tuple[int, int]], group: int, head_bytes: int, block_n: int, ctas: int
-) -> list[list[Item]]:
+    counts: Sequence[int], heads: Sequence[tuple[int, int]], group: int, head_bytes: int, block_n: int, ctas: int,
+    sections: Sequence[int],
+) -> list[list[Item]]:  # fmt: skip
     best: tuple[float, list[list[Item]]] | None = None
     seen: set[int] = set()
-    for megabytes in SECTION_MEGABYTES:
+    for megabytes in sections:
         section = max(1, megabytes * MEGABYTE // max(1, head_bytes)) * group
         while len(heads) % section:
             section -= 1

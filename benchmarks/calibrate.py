@@ -140,7 +140,8 @@ def accumulators(n: int) -> str:
 def product(n: int, kind: str, step: int) -> str:
     b = f"bd + {2 * (step % 4)}"
     a = f"ad + {2 * (step % 4)}" if kind == "ss" else "a0, a1, a2, a3"
-    return f"wgmma_m64n{n}k16_{kind}_bf16<0>(d, {a}, {b}, 1);"
+    stored = "<0, 0>" if kind == "ss" else "<0>"  # no operand with its rows along k
+    return f"wgmma_m64n{n}k16_{kind}_bf16{stored}(d, {a}, {b}, 1);"
 
 
 def batch(n: int, kind: str, steps: int) -> str:

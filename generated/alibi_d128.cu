@@ -163,7 +163,6 @@ struct attn_fwd_params {
   i64 out_s2;
   i64 lse_s0;
   i64 lse_s1;
-  i64 slopes_s0;
   int slopes_n0;
   int batch;
   int heads;
@@ -193,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
   const int seen_hi = min_s32((((i_hi + p.seqlen_k) - p.seqlen_q) + 1), p.seqlen_k);
   const float u0 = (p.scale * 1.4426950408889634f);
   const float u1 = f32_of_s32((p.seqlen_k - p.seqlen_q));
-  const float u4 = (ld_f32(p.slopes + (i64)min_s32(h, (p.slopes_n0 - 1)) * p.slopes_s0) * 1.4426950408889634f);
+  const float u4 = (ld_f32(p.slopes + (i64)min_s32(h, (p.slopes_n0 - 1))) * 1.4426950408889634f);
   const int u6 = (p.seqlen_k - p.seqlen_q);
   float rS[64];
   u32 rP[32];

@@ -262,10 +262,8 @@ struct attn_bwd_keys_params {
   i64 dout_s3;
   i64 lse_rows_s0;
   i64 lse_rows_s1;
-  i64 lse_rows_s2;
   i64 dot_rows_s0;
   i64 dot_rows_s1;
-  i64 dot_rows_s2;
   i64 dv_s0;
   i64 dv_s1;
   i64 dv_s2;
@@ -275,7 +273,6 @@ struct attn_bwd_keys_params {
   i64 dq_sum_s0;
   i64 dq_sum_s1;
   i64 dq_sum_s2;
-  i64 dq_sum_s3;
   int dout_n0;
   int dout_n1;
   int dout_n2;
@@ -737,7 +734,6 @@ struct attn_bwd_cast_dq_params {
   i64 dq_sum_s0;
   i64 dq_sum_s1;
   i64 dq_sum_s2;
-  i64 dq_sum_s3;
   i64 dq_s0;
   i64 dq_s1;
   i64 dq_s2;

@@ -277,10 +277,8 @@ struct attn_bwd_keys_params {
   i64 dout_s3;
   i64 lse_rows_s0;
   i64 lse_rows_s1;
-  i64 lse_rows_s2;
   i64 delta_rows_s0;
   i64 delta_rows_s1;
-  i64 delta_rows_s2;
   i64 dv_s0;
   i64 dv_s1;
   i64 dv_s2;
@@ -744,7 +742,6 @@ struct attn_bwd_queries_params {
   i64 lse_s1;
   i64 delta_s0;
   i64 delta_s1;
-  i64 delta_s2;
   i64 dq_s0;
   i64 dq_s1;
   i64 dq_s2;
@@ -872,9 +869,9 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_bwd_queries(const __gr
     _Pragma("unroll") for (int ri = 0; ri < 4; ++ri) {
       const int i = i0 + 8 * ri;
       const int v0 = min_s32(i, u10);
-      const float v1 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + v0);
+      const float v1 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + (i64)v0);
       u9[ri] = ((v1 == -INF) ? 0.0f : v1);
-      u11[ri] = ld_f32(p.delta + (i64)b * p.delta_s0 + (i64)h * p.delta_s1 + v0);
+      u11[ri] = ld_f32(p.delta + (i64)b * p.delta_s0 + (i64)h * p.delta_s1 + (i64)v0);
     }
   }
   // P6 fill dst=rdQ_sum value={0.0}

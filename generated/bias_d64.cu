@@ -5,7 +5,7 @@
 // kernel     attn_fwd: 128 threads, 24576 bytes of dynamic shared memory
 // compile    nvrtc --gpu-architecture=sm_80 --std=c++17 --fmad=false --ptxas-options=-v
 // block_m: 128 = 4 warps x 32 rows: each ldmatrix of K and V feeds two MMAs
-// block_n: 32: widest with O and S in 96 <= 128 registers and 24576 bytes of shared memory
+// block_n: 32: O and S in 96 registers and 24576 bytes of shared memory
 // occupancy: 2 CTAs an SM: 24576 of 167936 bytes, 128 threads x 255 registers of 65536
 // ranges: closed forms of the mask, tiles from the last key down: masked, full
 // order: FlashAttention-2's: K of the next tile behind QK, V at the head of its step, two barriers a step
@@ -160,7 +160,6 @@ struct attn_fwd_params {
   i64 bias_s0;
   i64 bias_s1;
   i64 bias_s2;
-  i64 bias_s3;
   int bias_n0;
   int bias_n1;
   int bias_n2;
@@ -331,7 +330,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
         _Pragma("unroll") for (int ri = 0; ri < 4; ++ri) {
           _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
             const int at = (ri / 2 * 4 + ci) * 4 + ri % 2 * 2 + ei;
-            rS[at] = ((p.scale * rS[at]) + ld_f32(p.bias + (i64)u0 * p.bias_s0 + (i64)u1 * p.bias_s1 + (i64)u3[ri] * p.bias_s2 + (i64)u5[ei] * p.bias_s3));
+            rS[at] = ((p.scale * rS[at]) + ld_f32(p.bias + (i64)u0 * p.bias_s0 + (i64)u1 * p.bias_s1 + (i64)u3[ri] * p.bias_s2 + (i64)u5[ei]));
           }
         }
       }

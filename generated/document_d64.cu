@@ -173,15 +173,12 @@ struct visit_table_params {
   const int* doc_ids;
   int* visit;
   u8* classes;
-  i64 doc_ids_s0;
   i64 visit_s0;
   i64 visit_s1;
   i64 visit_s2;
-  i64 visit_s3;
   i64 classes_s0;
   i64 classes_s1;
   i64 classes_s2;
-  i64 classes_s3;
   int doc_ids_n0;
   int visit_n0;
   int visit_n1;
@@ -212,45 +209,51 @@ extern "C" __global__ void __launch_bounds__(1024, 1) visit_table(const __grid_c
   const int u3 = (p.doc_ids_n0 - 1);
   // V1 scan_tiles dst=classes lo={n_lo} hi={n_hi} block_n=64
   for (int n = n_lo + warp; n < n_hi; n += 32) {
-    bool some = false, all = true, inside[2];
+    bool some = false, all = true;
     int u4[2];
     _Pragma("unroll") for (int ci = 0; ci < 2; ++ci) {
-      const int j = n * 64 + min_s32(lane + 32 * ci, 64 - 1);
-      inside[ci] = j < p.seqlen_k;
-      u4[ci] = ld_s32(p.doc_ids + (i64)min_s32(j, u3) * p.doc_ids_s0);
+      const int j = min_s32(n * 64 + min_s32(lane + 32 * ci, 64 - 1), p.seqlen_k - 1);
+      u4[ci] = ld_s32(p.doc_ids + (i64)min_s32(j, u3));
     }
     _Pragma("unroll 4") for (int i = i_lo; i <= i_hi; ++i) {
-      const int u2 = ld_s32(p.doc_ids + (i64)min_s32(i, u3) * p.doc_ids_s0);
+      const int u2 = ld_s32(p.doc_ids + (i64)min_s32(i, u3));
       const int u1 = (i + u0);
       _Pragma("unroll") for (int ci = 0; ci < 2; ++ci) {
-        const int j = n * 64 + min_s32(lane + 32 * ci, 64 - 1);
+        const int j = min_s32(n * 64 + min_s32(lane + 32 * ci, 64 - 1), p.seqlen_k - 1);
         const bool visible = ((j <= u1) && (u2 == u4[ci]));
-        some |= visible & inside[ci];
-        all &= visible & inside[ci];
+        some |= visible;
+        all &= visible;
       }
     }
     some = warp_any(some);
     all = warp_all(all);
-    if (lane == 0) st_u8(p.classes + (i64)b * p.classes_s0 + (i64)h * p.classes_s1 + (i64)m * p.classes_s2 + n, some ? (all && true ? 2 : 1) : 0);
+    if (lane == 0) st_u8(p.classes + (i64)b * p.classes_s0 + (i64)h * p.classes_s1 + (i64)m * p.classes_s2 + n, some ? (all && true && (n + 1) * 64 <= p.seqlen_k ? 2 : 1) : 0);
   }
   // V2 cta_sync
   cta_sync();
   // V3 compact_tiles dst=visit src=classes lo={n_lo} hi={n_hi}
   if (warp == 0) {
-    int masked = 0, full = 0;
+    int masked = 0;
+    for (int top = n_hi; top > n_lo; top -= 32) {
+      const int tile = top - 1 - lane;
+      const u32 cls = tile >= n_lo ? ld_global_u8(p.classes + (i64)b * p.classes_s0 + (i64)h * p.classes_s1 + (i64)m * p.classes_s2 + tile) : 0;
+      masked += popc(warp_ballot(cls == 1));
+    }
+    int front = 0, count = masked;
     const u32 above = ~0u << lane;
     for (int top = n_hi; top > n_lo; top -= 32) {
       const int tile = top - 1 - lane;
       const u32 cls = tile >= n_lo ? ld_global_u8(p.classes + (i64)b * p.classes_s0 + (i64)h * p.classes_s1 + (i64)m * p.classes_s2 + tile) : 0;
       const u32 is_masked = warp_ballot(cls == 1), is_full = warp_ballot(cls == 2);
-      if (cls == 1) st_s32(p.visit + (i64)b * p.visit_s0 + (i64)h * p.visit_s1 + (i64)m * p.visit_s2 + 2 + masked + popc(is_masked & ~above), tile);
-      if (cls == 2) st_s32(p.visit + (i64)b * p.visit_s0 + (i64)h * p.visit_s1 + (i64)m * p.visit_s2 + p.visit_n3 - 1 - (full + popc(is_full & ~above)), tile);
-      masked += popc(is_masked);
-      full += popc(is_full);
+      if (cls == 1) st_s32(p.visit + (i64)b * p.visit_s0 + (i64)h * p.visit_s1 + (i64)m * p.visit_s2 + 2 + front + popc(is_masked & ~above), tile);
+      if (cls == 2) st_s32(p.visit + (i64)b * p.visit_s0 + (i64)h * p.visit_s1 + (i64)m * p.visit_s2 + 2 + count + popc(is_full & ~above), tile);
+      front += popc(is_masked);
+      count += popc(is_full);
     }
     if (lane == 0) {
       st_s32(p.visit + (i64)b * p.visit_s0 + (i64)h * p.visit_s1 + (i64)m * p.visit_s2, masked);
-      st_s32(p.visit + (i64)b * p.visit_s0 + (i64)h * p.visit_s1 + (i64)m * p.visit_s2 + 1, full);
+      st_s32(p.visit + (i64)b * p.visit_s0 + (i64)h * p.visit_s1 + (i64)m * p.visit_s2 + 1, count);
+      if (count == 0) st_s32(p.visit + (i64)b * p.visit_s0 + (i64)h * p.visit_s1 + (i64)m * p.visit_s2 + 2, 0);
     }
   }
 }
@@ -277,11 +280,9 @@ struct attn_fwd_params {
   i64 out_s2;
   i64 lse_s0;
   i64 lse_s1;
-  i64 doc_ids_s0;
   i64 visit_s0;
   i64 visit_s1;
   i64 visit_s2;
-  i64 visit_s3;
   int doc_ids_n0;
   int visit_n0;
   int visit_n1;
@@ -306,8 +307,8 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
   const u16* const v_bh = p.v + (i64)b * p.v_s0 + (i64)hkv * p.v_s1;
   const int i_lo = (m * 128);
   const int i_hi = (min_s32(((m * 128) + 128), p.seqlen_q) - 1);
-  const int masked = ld_s32(p.visit + (i64)0 * p.visit_s0 + (i64)0 * p.visit_s1 + (i64)m * p.visit_s2 + 0);
-  const int count = (masked + ld_s32(p.visit + (i64)0 * p.visit_s0 + (i64)0 * p.visit_s1 + (i64)m * p.visit_s2 + 1));
+  const int masked = ld_s32(p.visit + (i64)0 * p.visit_s0 + (i64)0 * p.visit_s1 + (i64)m * p.visit_s2 + (i64)0);
+  const int count = ld_s32(p.visit + (i64)0 * p.visit_s0 + (i64)0 * p.visit_s1 + (i64)m * p.visit_s2 + (i64)1);
   const int seen_hi = min_s32((((i_hi + p.seqlen_k) - p.seqlen_q) + 1), p.seqlen_k);
   const int u1 = (p.seqlen_k - p.seqlen_q);
   const int u4 = (p.doc_ids_n0 - 1);
@@ -338,12 +339,12 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
       from += 16 * stride;
     }
   }
-  // P2 cp_async when={0 < count} dst=sK src=k heads=kv row={visit[0, 0, m, where(0 < masked, 2, visit_n3 - 1 + masked)] * 64} limit={seqlen_k}
+  // P2 cp_async when={0 < count} dst=sK src=k heads=kv row={visit[0, 0, m, 2] * 64} limit={seqlen_k}
   if ((0 < count)) {
     {
       const u32 c = opaque_u32(tid), ch = c % 8, r0 = c / 8, to = (smem + 16384) + r0 * 128 + ((ch ^ (r0 >> 0 & 7)) << 4);
       const i64 stride = opaque_s64(p.k_s2);
-      const int row0 = (ld_s32(p.visit + (i64)0 * p.visit_s0 + (i64)0 * p.visit_s1 + (i64)m * p.visit_s2 + ((0 < masked) ? 2 : ((p.visit_n3 - 1) + masked))) * 64) + (int)r0;
+      const int row0 = (ld_s32(p.visit + (i64)0 * p.visit_s0 + (i64)0 * p.visit_s1 + (i64)m * p.visit_s2 + (i64)2) * 64) + (int)r0;
       const u16* from = k_bh + row0 * stride + 8 * ch;
       _Pragma("unroll") for (int pass = 0; pass < 4; ++pass) {
         const int r = 16 * pass, bytes = row0 + r < p.seqlen_k ? 16 : 0;
@@ -362,7 +363,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
     const int i0 = m * 128 + warp * 32 + lane / 4;
     _Pragma("unroll") for (int ri = 0; ri < 4; ++ri) {
       const int i = i0 + 8 * ri;
-      u3[ri] = ld_s32(p.doc_ids + (i64)min_s32(i, u4) * p.doc_ids_s0);
+      u3[ri] = ld_s32(p.doc_ids + (i64)min_s32(i, u4));
     }
   }
   // P4 fill dst=r value={-inf}
@@ -374,17 +375,17 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
   int t = 0;
   // range masked, full
   while (t < count) {
-    const int n = ld_s32(p.visit + (i64)0 * p.visit_s0 + (i64)0 * p.visit_s1 + (i64)m * p.visit_s2 + ((t < masked) ? (t + 2) : ((p.visit_n3 - 1) - (t - masked))));
+    const int n = ld_s32(p.visit + (i64)0 * p.visit_s0 + (i64)0 * p.visit_s1 + (i64)m * p.visit_s2 + (i64)(t + 2));
     // W0 cp_wait group=QK pending=0
     cp_async_wait<0>();
     // W0s cta_sync
     cta_sync();
-    // S1 cp_async when={t < count} dst=sV src=v heads=kv row={visit[0, 0, m, where(t < masked, t + 2, visit_n3 - 1 - (t - masked))] * 64} limit={seen_hi}
+    // S1 cp_async when={t < count} dst=sV src=v heads=kv row={visit[0, 0, m, t + 2] * 64} limit={seen_hi}
     if ((t < count)) {
       {
         const u32 c = opaque_u32(tid), ch = c % 8, r0 = c / 8, to = (smem + 24576) + r0 * 128 + ((ch ^ (r0 >> 0 & 7)) << 4);
         const i64 stride = opaque_s64(p.v_s2);
-        const int row0 = (ld_s32(p.visit + (i64)0 * p.visit_s0 + (i64)0 * p.visit_s1 + (i64)m * p.visit_s2 + ((t < masked) ? (t + 2) : ((p.visit_n3 - 1) - (t - masked)))) * 64) + (int)r0;
+        const int row0 = (ld_s32(p.visit + (i64)0 * p.visit_s0 + (i64)0 * p.visit_s1 + (i64)m * p.visit_s2 + (i64)(t + 2)) * 64) + (int)r0;
         const u16* from = v_bh + row0 * stride + 8 * ch;
         _Pragma("unroll") for (int pass = 0; pass < 4; ++pass) {
           const int r = 16 * pass, bytes = row0 + r < seen_hi ? 16 : 0;
@@ -421,12 +422,12 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
     cp_async_wait<0>();
     // W1s cta_sync
     cta_sync();
-    // S3 cp_async when={t + 1 < count} dst=sK src=k heads=kv row={visit[0, 0, m, where(t + 1 < masked, t + 3, visit_n3 - 1 - (t + 1 - masked))] * 64} limit={seqlen_k}
+    // S3 cp_async when={t + 1 < count} dst=sK src=k heads=kv row={visit[0, 0, m, t + 3] * 64} limit={seqlen_k}
     if (((t + 1) < count)) {
       {
         const u32 c = opaque_u32(tid), ch = c % 8, r0 = c / 8, to = (smem + 16384) + r0 * 128 + ((ch ^ (r0 >> 0 & 7)) << 4);
         const i64 stride = opaque_s64(p.k_s2);
-        const int row0 = (ld_s32(p.visit + (i64)0 * p.visit_s0 + (i64)0 * p.visit_s1 + (i64)m * p.visit_s2 + (((t + 1) < masked) ? (t + 3) : ((p.visit_n3 - 1) - ((t + 1) - masked)))) * 64) + (int)r0;
+        const int row0 = (ld_s32(p.visit + (i64)0 * p.visit_s0 + (i64)0 * p.visit_s1 + (i64)m * p.visit_s2 + (i64)(t + 3)) * 64) + (int)r0;
         const u16* from = k_bh + row0 * stride + 8 * ch;
         _Pragma("unroll") for (int pass = 0; pass < 4; ++pass) {
           const int r = 16 * pass, bytes = row0 + r < p.seqlen_k ? 16 : 0;
@@ -456,7 +457,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
           _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
             const int j = j0 + 8 * ci + ei;
             u0[ei] = (j < p.seqlen_k);
-            u5[ei] = ld_s32(p.doc_ids + (i64)min_s32(j, u4) * p.doc_ids_s0);
+            u5[ei] = ld_s32(p.doc_ids + (i64)min_s32(j, u4));
           }
           _Pragma("unroll") for (int ri = 0; ri < 4; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {

@@ -161,7 +161,6 @@ struct attn_fwd_params {
   i64 lse_s0;
   i64 lse_s1;
   i64 table_s0;
-  i64 table_s1;
   int table_n0;
   int table_n1;
   int batch;
@@ -330,7 +329,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
             const int at = (ri / 2 * 8 + ci) * 4 + ri % 2 * 2 + ei;
             const int i = i0 + 8 * ri;
             const int j = j0 + 8 * ci + ei;
-            rS[at] = ((p.scale * rS[at]) + ld_f32(p.table + (i64)u0 * p.table_s0 + (i64)min_s32(max_s32((min_s32(max_s32((i - j), -256), 256) + 256), 0), u1) * p.table_s1));
+            rS[at] = ((p.scale * rS[at]) + ld_f32(p.table + (i64)u0 * p.table_s0 + (i64)min_s32(max_s32((min_s32(max_s32((i - j), -256), 256) + 256), 0), u1)));
           }
         }
       }

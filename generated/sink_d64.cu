@@ -166,7 +166,6 @@ struct attn_fwd_params {
   i64 out_s2;
   i64 lse_s0;
   i64 lse_s1;
-  i64 sink_s0;
   int sink_n0;
   int batch;
   int heads;
@@ -196,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attn_fwd(const __grid_const
   const int seen_hi = min_s32((((i_hi + p.seqlen_k) - p.seqlen_q) + 1), p.seqlen_k);
   const int u1 = (p.seqlen_k - p.seqlen_q);
   const float scale_log2 = (p.scale * 1.4426950408889634f);
-  const float u3 = (ld_f32(p.sink + (i64)min_s32(h, (p.sink_n0 - 1)) * p.sink_s0) * 1.4426950408889634f);
+  const float u3 = (ld_f32(p.sink + (i64)min_s32(h, (p.sink_n0 - 1))) * 1.4426950408889634f);
   float rS[96];
   u32 rP[48];
   float rO[64];

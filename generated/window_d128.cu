@@ -5,7 +5,7 @@
 // kernel     attn_fwd: 128 threads, 81920 bytes of dynamic shared memory
 // compile    nvrtc --gpu-architecture=sm_80 --std=c++17 --fmad=false --ptxas-options=-v
 // block_m: 64 = 4 warps x 16 rows: 32 rows would need too many registers
-// block_n: 128: widest with O and S in 128 <= 160 registers and 81920 bytes of shared memory
+// block_n: 128: O and S in 128 registers and 81920 bytes of shared memory
 // occupancy: 2 CTAs an SM: 81920 of 167936 bytes, 128 threads x 255 registers of 65536
 // ranges: closed forms of the mask, tiles from the last key down: masked, full, masked
 // order: FlashAttention-2's: K of the next tile behind QK, V at the head of its step, two barriers a step

@@ -121,7 +121,7 @@ def small(spec: Attention) -> HopperConfig:
 def compiled(spec: Attention, q: Tensor, k: Tensor, v: Tensor, config: AnyConfig | None = None) -> Kernel:
     """The kernel; the test is skipped where its target has none yet, or the GPU is another."""
     check_tensors(q, k, v, spec)
-    chip, signature = target(_wanted[-1]), signature_of(q, k, v)
+    chip, signature = target(_wanted[-1]), signature_of(q, k, v, spec.tensors)
     if chip.name != "sm80":
         if q.is_cuda and not any(runs_on(arch, torch.cuda.get_device_capability()) for arch in chip.archs):
             pytest.skip(f"the kernels of {chip.name} do not run on this GPU")

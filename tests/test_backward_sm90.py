@@ -104,6 +104,8 @@ def test_sizes(
 LOOPS = [
     HopperSumsConfig(2, 64, 2, unroll=True, turns=True), HopperSumsConfig(2, 64, 3), HopperSumsConfig(2, 128, 2),
     HopperSumsConfig(1, 64, 2, turns=False), HopperSumsConfig(2, 64, 2, split=False),
+    HopperSumsConfig(3, 64, 4, merged=True), HopperSumsConfig(3, 64, 3, turns=True, merged=True),
+    HopperSumsConfig(2, 128, 2, merged=True),
 ]  # fmt: skip
 
 
@@ -414,6 +416,10 @@ def test_roles_share_what_the_launch_has(warpgroups: int, held: int | None) -> N
     assert all(r % 8 == 0 for r in (load_regs, shed, math_regs))
     assert load_regs >= 32
     assert held is None or shed > 24 + held
+    if held is not None:  # the role of parts takes what the loading role had, too
+        none, parts, more = role_registers(warpgroups, held, SM90, merged=True)
+        assert none == 0 and parts + warpgroups * more <= 65536 // (128 * (warpgroups + 1)) // 8 * 8 * (warpgroups + 1)
+        assert parts % 8 == more % 8 == 0 and parts > shed and more >= math_regs
 
 
 def test_keys_are_owned_where_dq_is_added_up() -> None:

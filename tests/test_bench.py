@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -129,6 +129,30 @@ def test_flash_attention_3_by_its_module(monkeypatch: pytest.MonkeyPatch) -> Non
     assert Truth(inputs).check(peer.call(inputs)).ok and seen == [((2, 40, 4, 64), True)]
     with pytest.raises(UnsupportedError, match="64, 96, 128, 192, 256"):
         peer.call(small(Pattern.CAUSAL))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "given"),
+    [(Pattern.SOFTCAP, {"softcap": 30.0}), (Pattern.WINDOW, {"window_size_left": 1023, "window_size_right": 0})],
+)
+def test_flash_attention_3_by_its_operator(
+    pattern: Pattern, given: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The variants that it has arguments for."""
+    inputs, seen = small(pattern, head_dim=64, head_dim_v=64), []
+
+    def fwd(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> tuple[Tensor, Tensor]:
+        seen.append(arguments)
+        out, lse = reference(inputs.spec, *(t.transpose(1, 2) for t in (q, k, v)))
+        return out.transpose(1, 2), lse
+
+    monkeypatch.setitem(sys.modules, "fa3", module := ModuleType("fa3"))
+    monkeypatch.setattr(module, "attention", None, raising=False)
+    monkeypatch.setattr(torch.ops, "flash_attn_3", SimpleNamespace(fwd=fwd), raising=False)
+    assert Truth(inputs).check(FlashAttention3().call(inputs)).ok
+    assert seen == [{"softmax_scale": 0.125, "is_causal": True, "num_splits": 1, **given}]
+    with pytest.raises(UnsupportedError, match="no such variant"):
+        FlashAttention3().call(small(Pattern.ALIBI, head_dim=64, head_dim_v=64))
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from attngen.arguments import values_of
+from attngen.arguments import rounds_of, values_of
 from attngen.config import FoldPolicy, HopperConfig
 from attngen.errors import LaunchError
 from attngen.evaluate import evaluate
 from attngen.execute import run
 from attngen.expr import DType, Expr, I, J, Op, add, const, load, make, mul, sub, substitute, var, walk
 from attngen.exprtext import show
-from attngen.ir.columns import column_step, narrow_strides
+from attngen.ir.columns import narrow_strides, tile_steps
 from attngen.ir.graph import Fold, Graph, Map, Mask
 from attngen.ir.ops import Scope, Stmt
 from attngen.ir.schedule import Kernel, Schedule
@@ -24,15 +24,17 @@ from attngen.passes.scopes import Scopes, Target
 from attngen.pipelines import graph_levels, hopper_stages
 from attngen.reference import reference as float64
 from attngen.scores import ScoreLike
-from attngen.signature import IoType, Signature
+from attngen.signature import IoType, Signature, strided
 from attngen.spec import Attention
 from attngen.target import target
 from attngen.variants import alibi, bias, causal, softcap
 
-BLOCK = 16
+ROWS, BLOCK = 64, 16
 R, LOGIT = var("r", DType.F32), var("rS", DType.F32)
-SLOPES, ROW = torch.tensor([0.5, -2.0]), torch.arange(90).float() / 7
-TABLE, SQUARE = torch.arange(180).float().view(2, 90).sin(), torch.arange(8100).float().view(90, 90).cos()
+SLOPES, ROW = torch.tensor([0.5, -2.0]), torch.arange(190).float() / 7
+TABLE, SQUARE = torch.arange(480).float().view(2, 240).sin(), torch.arange(150 * 240).float().view(150, 240).cos()
+
+ACROSS = SQUARE.T  # its last dimension is not contiguous
 
 SCORES: dict[str, tuple[ScoreLike | None, bool]] = {  # and whether the mask is causal
     "alibi causal": (alibi(SLOPES), True),
@@ -74,10 +76,11 @@ def score_of(name: str) -> tuple[Attention, Expr]:
 
 def environment(tile: int, seed: int = 0) -> dict[str, Tensor | float]:
     g = torch.Generator().manual_seed(seed)
-    rows = torch.arange(17, 40)[:, None]
+    within = torch.arange(17, 40)[:, None]
+    rows = ROWS + within
     return {
-        "b": 0, "h": 1, "i": rows, "j": torch.arange(tile * BLOCK, (tile + 1) * BLOCK)[None],
-        "jt": torch.arange(BLOCK)[None], "n": tile, "scale": 0.37, "seqlen_q": 41, "seqlen_k": 50,
+        "b": 0, "h": 1, "m": 1, "i": rows, "it": within, "j": torch.arange(tile * BLOCK, (tile + 1) * BLOCK)[None],
+        "jt": torch.arange(BLOCK)[None], "n": tile, "scale": 0.37, "seqlen_q": 105, "seqlen_k": 50,
         "r": torch.randn(rows.shape, generator=g, dtype=torch.float64) * 5,
         "rS": torch.randn(len(rows), BLOCK, generator=g, dtype=torch.float64) * 5,
     }  # fmt: skip
@@ -94,7 +97,7 @@ def test_exponents_have_the_value_of_the_difference(name: str) -> None:
     for tile in (0, 2):
         env = environment(tile, tile)
         for reference in (R, None):
-            e = exponent(tile_addresses(score, BLOCK), reference, LOGIT, scopes(), BLOCK)
+            e = exponent(tile_addresses(score, ROWS, BLOCK), reference, LOGIT, scopes(), BLOCK)
             want = evaluate(score, env, spec.tensors) - (env["r"] if reference is R else 0.0)
             close(evaluate(e, env, spec.tensors), want)
 
@@ -114,7 +117,7 @@ def test_weights_of_logits(name: str, unit: float | None) -> None:
 def statements(name: str) -> tuple[Stmt, ...]:
     _, score = score_of(name)
     s = scopes()
-    e = exponent(tile_addresses(score, BLOCK), R, LOGIT, s, BLOCK)
+    e = exponent(tile_addresses(score, ROWS, BLOCK), R, LOGIT, s, BLOCK)
     return s.split(Target("p", make(Op.EXP2, e)))
 
 
@@ -197,33 +200,51 @@ INDICES = {
     "j // 3": make(Op.FLOORDIV, J, const(3)),
     "i": I,
 }
-STEPS = {"i - j": -1, "2j + 3 - i": 2, "i - 5j": -5}
+STEPS = {"i - j": (1, -1), "2j + 3 - i": (-1, 2), "i - 5j": (1, -5)}  # of the row and of the column
 
 
+@pytest.mark.parametrize("is_contiguous", [True, False])
 @pytest.mark.parametrize("name", INDICES)
-def test_column_steps_have_the_value_of_the_index(name: str) -> None:
-    """An index is that of its row and a number of steps of the column; what is not linear in the key
-    stays, and what the key alone decides, which is read once a column."""
+def test_steps_have_the_value_of_the_index(name: str, is_contiguous: bool) -> None:
+    """An index is that of its tile, or of its row, and numbers of steps of row and column; what is not linear in the
+    key stays, and what the key alone decides, which is read once a column."""
     index = INDICES[name]
-    rewritten = tile_addresses(load("t", (index,), DType.F32), BLOCK)
+    rewritten = tile_addresses(
+        load("t", (index,), DType.F32), ROWS, BLOCK, frozenset("t") if is_contiguous else frozenset()
+    )
     (got,) = rewritten.args
-    step = column_step(got)
-    assert (step[1] if step else None) == STEPS.get(name)
+    steps, want_steps = tile_steps(got), STEPS.get(name)
+    if want_steps is None:
+        assert steps is None and got is index
+        return
+    assert steps is not None
+    assert (steps.rows, steps.columns) == (want_steps[0] if is_contiguous else 0, want_steps[1])
+    moved = {"it", "jt", "i", "j"} if is_contiguous else {"it", "jt", "j"}
+    assert moved.isdisjoint(x.name for x in walk(steps.base))
     for tile in (0, 3, 7):
         env = environment(tile)
         want = evaluate(index, env)
         assert torch.equal(*torch.broadcast_tensors(evaluate(got, env), want))
-        if step is not None:
-            row, factor = step
-            assert "jt" not in {x.name for x in walk(row)}
-            assert torch.equal(*torch.broadcast_tensors(evaluate(row, env) + factor * env["jt"], want))
-    if name not in STEPS:
-        assert got is index
+        base = evaluate(steps.base, env) + steps.rows * env["it"] + steps.columns * env["jt"]
+        assert torch.equal(*torch.broadcast_tensors(base, want))
+
+
+def test_only_the_last_dimension_is_contiguous() -> None:
+    index = (sub(I, J), add(I, J))
+    first, last = tile_addresses(load("t", index, DType.F32), ROWS, BLOCK, frozenset("t")).args
+    assert [(s.rows, s.columns) for s in map(tile_steps, (first, last)) if s] == [(0, -1), (1, 1)]
+
+
+def test_other_sums_are_no_steps() -> None:
+    row, column = var("it", DType.I32), var("jt", DType.I32)
+    for e in (row, add(row, I), add(mul(column, I), I), add(add(I, column), mul(column, const(2)))):
+        steps = tile_steps(e)
+        assert steps is None or "jt" in {x.name for x in walk(steps.base)}
 
 
 def kernel_of(spec: Attention) -> Kernel:
     config = HopperConfig(2, 64, 2, FoldPolicy.CONDITIONAL)
-    signature = Signature(IoType.BF16, 64, 64)
+    signature = Signature(IoType.BF16, 64, 64, strided=strided(spec.tensors))
     last = list(hopper_stages(spec.variant, signature, target("sm90"), config, explained=False))[-1].level
     assert isinstance(last, Schedule)
     return last.kernels[-1]
@@ -235,16 +256,17 @@ def arguments(kernel: Kernel, stride: int, dim: int) -> dict[str, int | float | 
     strides = [1] * captured.rank
     strides[dim] = stride
     shapes[captured.name] = ((1,) * captured.rank, tuple(strides))
-    scalars = dict.fromkeys(("batch", "heads", "group", "seqlen_q", "seqlen_k", "rounds"), 1) | {"scale": 1.0}
+    scalars = dict.fromkeys(("batch", "heads", "group", "seqlen_q", "seqlen_k", rounds_of(kernel)), 1) | {"scale": 1.0}
     return values_of(kernel, shapes, scalars)  # type: ignore[arg-type]
 
 
 def test_strides_of_steps_are_narrow() -> None:
     """A stride that a column step multiplies has 32 bits; one beyond is an error that names tensor and dimension, not
     a wrong address. Other strides may be of any size."""
-    kernel = kernel_of(Attention(score=lambda s, b, h, i, j: s + SQUARE[i, i - j + 30]))
+    kernel = kernel_of(Attention(score=lambda s, b, h, i, j: s + ACROSS[i, i - j + 30]))
     (name,) = (t.name for t in kernel.tensors if t.access.value == "capture")
     assert narrow_strides(kernel) == {f"{name}_s1"}
+    assert narrow_strides(kernel_of(Attention(score=lambda s, b, h, i, j: s + SQUARE[i, i - j + 30]))) == frozenset()
     for stride in (2**31 - 1, -(2**31), 0, 1):
         assert arguments(kernel, stride, 1)[f"{name}_s1"] == stride
     for stride in (2**31, -(2**31) - 1, 2**40):

@@ -37,6 +37,7 @@ from attngen.functions import sigmoid
 from attngen.ir.ops import Fill, Map, Reduce, Ref, Retire, StFrag, TmaStore, Vote, Wgmma
 from attngen.ir.ops import Op as AnyOp
 from attngen.ir.schedule import Block, Guard, Kernel, Order, Schedule, Step, Tiles, ops_of
+from attngen.ir.walk import tiles_of
 from attngen.passes.hopper.expand import copies_of
 from attngen.passes.hopper.flight import fly, writes
 from attngen.pipelines import hopper_stages
@@ -400,23 +401,45 @@ def test_ranges_of_a_window() -> None:
 
 
 def test_order_of_items() -> None:
-    """Row tiles with most keys first, where that follows from their place; in turn where a tensor says it."""
+    """Row tiles with most keys first, where that follows from their place, or the device lists and ranks them; in turn
+    where a tensor says it."""
     ids, lengths = torch.zeros(9, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
     orders = {
         "causal": (CAUSAL, Order.LONGEST_FIRST),
         "full": (FULL, Order.LONGEST_FIRST),
         "window": (Attention(mask=sliding_window(100)), Order.LONGEST_FIRST),
         "prefix": (Attention(mask=prefix_lm(lengths)), Order.ASCENDING),
-        "document": (Attention(mask=document(ids)), Order.ASCENDING),
+        "document": (Attention(mask=document(ids)), Order.RANKED),
         "head": (Attention(mask=lambda b, h, i, j: j <= i + h), Order.ASCENDING),
     }
     assert {k: derived(s).work.order for k, (s, _) in orders.items()} == {k: o for k, (_, o) in orders.items()}
 
 
 def test_lists_of_tiles_go_through_the_same_passes() -> None:
-    """A mask by captured ids has a kernel in front that lists the tiles; the step stays what it is for any mask."""
+    """A mask by captured ids has kernels in front that list the tiles and rank row tiles by their lists; the step stays
+    what it is for any mask, but both roles read the next tile's number a step ahead."""
     last = stages(Attention(mask=document(torch.zeros(9, dtype=torch.int32))))[-1].level
     assert isinstance(last, Schedule)
-    assert [k.name for k in last.kernels] == ["visit_table", "attn_fwd"]
+    assert [k.name for k in last.kernels] == ["visit_table", "rank_tiles", "attn_fwd"]
+    same(part(last, "kernel rank_tiles", "kernel attn_fwd"), """
+    kernel rank_tiles threads=32 min_ctas=1
+      work source=grid order=ascending block_m=128 per_batch=False per_head=False
+      tensor visit elem=i32 rank=4 access=work
+      tensor by_length elem=i32 rank=3 access=work
+      scalar batch dtype=i32
+      scalar heads dtype=i32
+      scalar group dtype=i32
+      scalar seqlen_q dtype=i32
+      scalar seqlen_k dtype=i32
+      role rank first_warp=0 warps=1 regs=255
+        item
+          block rank
+            R1 rank_tile dst=by_length src=visit
+    """)
+    for part_of in last.kernels[-1].roles:
+        assert show(part_of.item.lets[0].value) == "by_length[0, 0, rank]" and part_of.item.lets[0].target == "m"
+        (tiles,) = tiles_of(part_of)
+        assert tiles.ahead and [show(s.value) for s in tiles.lets if s.target == "n"] == ["visit[0, 0, m, t + 2]"]
+    assert not any(tiles.ahead for role in derived(CAUSAL).roles for tiles in tiles_of(role))
     kinds = [[type(s).__name__ for s in loop(k).step] for k in (last.kernels[-1], derived(CAUSAL))]
     assert kinds[0] == kinds[1]

@@ -221,7 +221,7 @@ def test_visit_table() -> None:
     before, after = level(DOCUMENT, "allocate"), level(DOCUMENT, "visit_table")
     assert [k.name for k in before.kernels] == ["attn_fwd"]  # type: ignore[union-attr]
     same(part(before, "workspace"), """
-    workspace visit elem=i32 shape=({1};{1};{(seqlen_q + 31) // 32};{(seqlen_k + 15) // 16 + 2})
+    workspace visit elem=i32 shape=({1};{1};{(seqlen_q + 31) // 32};{(seqlen_k + 15) // 16 + 3})
     workspace classes elem=u8 shape=({1};{1};{(seqlen_q + 31) // 32};{(seqlen_k + 15) // 16})
     """)
     same(part(after, "kernel visit_table", "kernel attn_fwd"), """

@@ -110,7 +110,7 @@ def test_turns_and_work() -> None:
     assert facts(alone)["turns"] == "none: warpgroups issue when they are ready"
     assert facts(SMALL)["turns"].startswith("2 warpgroups issue their products in turn")
     assert facts(SMALL)["work"].startswith("row tiles with most keys first")
-    assert facts(SMALL, D64, DOCUMENT)["work"].startswith("row tiles in their order: how many keys one has depends on")
+    assert facts(SMALL, D64, DOCUMENT)["work"].startswith("row tiles with most keys first: the device ranks them")
 
 
 # ---- candidates ----------------------------------------------------------------------------------------------------

@@ -3,8 +3,9 @@ result."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -13,15 +14,15 @@ import torch
 from test_sm90 import same_dtype_error, spec_of
 from torch import Tensor
 
-from attngen import Attention, causal
+from attngen import Attention, causal, document
 from attngen.arguments import bind, tables, workspaces
-from attngen.config import Config
+from attngen.config import Config, FoldPolicy, HopperConfig
 from attngen.emulator import Mode
 from attngen.errors import LaunchError, PassError, VerifyError
 from attngen.execute import emulate, launch_module, scalars_of
-from attngen.ir.schedule import Schedule, VerifiedSchedule
+from attngen.ir.schedule import Order, Schedule, VerifiedSchedule
 from attngen.ir.verify import findings, verify
-from attngen.kernel import Generated, Kernel
+from attngen.kernel import Generated, Kernel, kernel_for
 from attngen.passes.work_table import ITEM_KEYS, add_work_table
 from attngen.pipelines import Levels, Stage, tile_levels
 from attngen.plan import plan
@@ -186,6 +187,18 @@ def test_as_balanced_as_the_hosts() -> None:
     assert sum(ratios.values()) / len(ratios) <= 1.0025
 
 
+def test_ragged_tiles_dealt_in_turn_come_to_every_cta() -> None:
+    """22 row tiles a head, six heads a round: without a shift, six CTAs would have the last tile of every head."""
+    kernel, heads = host_text("sm90_full_d40").kernels[0], 128
+    rows = 22
+    sizes = sizes_of(1, heads, 1, rows * kernel.work.block_m - 5, 4096, H200_CTAS)
+    made = work_table(kernel, sizes, 2 * 2 * 40 * 4096, H200_CTAS)
+    items = [made.entries[k : k + 3] for k in range(0, len(made.entries), 4)]
+    assert sorted(x for x in items if x[0] >= 0) == [(m, h, 0) for m in range(rows) for h in range(heads)]
+    last = [sum(m == rows - 1 for m, _, _ in items[c::H200_CTAS]) for c in range(H200_CTAS)]
+    assert sum(last) == heads and max(last) == 1
+
+
 # ---- what the host cannot know -------------------------------------------------------------------------------
 
 
@@ -329,3 +342,68 @@ def test_gpu_plan() -> None:
     own, own_lse = plan(host, t["q"], t["k"], t["v"], [], [], 128**-0.5).run([t[n].data_ptr() for n in "qkv"])
     assert torch.equal(out, own)
     assert torch.equal(lse, own_lse)
+
+
+# ---- items by rank -----------------------------------------------------------------------------------------------
+
+DOCUMENTS = (0.05, 0.2, 0.3, 0.5, 0.55, 0.8, 0.9, 1.0)  # where they end
+
+
+def documents(n: int) -> Tensor:
+    at = torch.arange(n) / n
+    return (at[:, None] >= torch.tensor(DOCUMENTS)).sum(1).int()
+
+
+def listed_kernel(length: int) -> Kernel:
+    spec = Attention(mask=document(documents(length)))
+    config = HopperConfig(2, 128, 2, FoldPolicy.ANTICIPATED)
+    return kernel_for(spec.variant, Signature(IoType.BF16, 128, 128), target("sm90"), config)
+
+
+def greatest_load(entries: Sequence[int], count: Sequence[int], ctas: int) -> float:
+    """Over the mean; `count`: key tiles of the row tile that an item's first entry means."""
+    loads = [0.0] * ctas
+    for k in range(0, len(entries), 4):
+        if entries[k] >= 0:
+            loads[k // 4 % ctas] += count[entries[k]] + 1.5
+    return max(loads) * ctas / sum(loads)
+
+
+@pytest.mark.parametrize(("batch", "heads", "length"), [(4, 16, 4096), (1, 16, 16384), (8, 16, 2048)])
+def test_items_by_rank_are_balanced_without_their_lengths(batch: int, heads: int, length: int) -> None:
+    """The host knows no length, only that lengths fall with the rank: the greatest load is near the mean for lengths
+    that it has not seen. Dealt in turn, items of long heads are far from it."""
+    kernel = listed_kernel(length).schedule.kernels[-1]
+    ids = documents(length).view(-1, 128)
+    counts = [int(torch.isin(ids, row).any(1).sum()) for row in ids]
+    sizes = sizes_of(batch, heads, 1, length, length, H200_CTAS)
+    made = work_table(kernel, sizes, 2 * 2 * 128 * length, H200_CTAS)
+    ranked = greatest_load(made.entries, sorted(counts, reverse=True), H200_CTAS)
+    items = {made.entries[k : k + 3] for k in range(0, len(made.entries), 4) if made.entries[k] >= 0}
+    assert items == {(m, h, b) for m in range(len(counts)) for h in range(heads) for b in range(batch)}
+    turn = dataclasses.replace(kernel, work=dataclasses.replace(kernel.work, order=Order.ASCENDING))
+    in_turn = greatest_load(work_table(turn, sizes, 1, H200_CTAS).entries, counts, H200_CTAS)
+    assert ranked < 1.06 and (in_turn > ranked + 0.05 or length < 4096)
+
+
+def test_row_tiles_are_ranked_by_their_lists() -> None:
+    """Most key tiles first, equal ones in their order, for each batch apart."""
+    ids = torch.stack([documents(700), torch.zeros(700, dtype=torch.int32), documents(700).flip(0)])
+    spec = Attention(mask=document(ids))
+    kernel = kernel_for(
+        spec.variant, Signature(IoType.BF16, 16, 16), target("sm90"), HopperConfig(1, 32, 2, turns=False)
+    )
+    q, k, v = torch.randn(3, 3, 2, 700, 16).bfloat16()
+    tensors = {"q": q, "k": k, "v": v, "out": torch.empty_like(q), "lse": torch.empty(3, 2, 700), **spec.tensors}
+    scalars = scalars_of(q, k, 0.25)
+    sizes = {n: x for n, x in scalars.items() if isinstance(x, int)} | {"ctas": 4}
+    more, made = tables(kernel.schedule, sizes, 1, q.device)
+    spaces = workspaces(kernel.schedule, sizes, q.device)
+    every = {**tensors, **more, **spaces}
+    for item in bind(kernel.schedule, every, {**scalars, **sizes, **made}, encode_emulator)[:-1]:
+        emulate(kernel, item, every)
+    counts = spaces["visit"][:, 0, :, 1]
+    assert counts.min() < counts.max()
+    for b in range(3):
+        want = sorted(range(counts.size(1)), key=lambda m: (-int(counts[b, m]), m))
+        assert spaces["by_length"][b, 0].tolist() == want

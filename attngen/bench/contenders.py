@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from attngen.api import attention
-from attngen.bench.cases import Inputs, Pattern, flex_mods
+from attngen.bench.cases import CAP, WINDOW, Inputs, Pattern, flex_mods
 from attngen.errors import AttngenError
 from attngen.target import SM80, Target
 
@@ -100,7 +100,8 @@ class Sdpa:
 
 @dataclass(frozen=True)
 class FlashAttention3:
-    """A module `fa3` with `forward(q, k, v, causal=)` or `attention`, on [batch, seq, heads, head_dim]."""
+    """A module `fa3` with `forward(q, k, v, causal=)` or `attention`, on [batch, seq, heads, head_dim]. For the
+    variants that FlashAttention-3 has arguments for, the operator that it registers."""
 
     name: str = "FlashAttention-3"
     head_dims: tuple[int, ...] = (64, 96, 128, 192, 256)
@@ -113,24 +114,28 @@ class FlashAttention3:
         return None
 
     def call(self, inputs: Inputs) -> Call:
-        case = inputs.case
-        if case.pattern not in (Pattern.FULL, Pattern.CAUSAL):
-            raise UnsupportedError("takes no such variant")
+        case, more = inputs.case, flash3_arguments(inputs.case.pattern)
         if case.head_dim not in self.head_dims or case.head_dim_v != case.head_dim:
             raise UnsupportedError(f"has kernels for equal head dims {', '.join(map(str, self.head_dims))}")
         fa3 = import_module("fa3")
         compute = getattr(fa3, "forward", fa3.attention)  # the former spares autograd's time
         q, k, v = (t.transpose(1, 2) for t in (inputs.q, inputs.k, inputs.v))
-        causal = case.pattern is Pattern.CAUSAL
+        causal = case.pattern is not Pattern.FULL
 
         if inputs.dout is not None:
+            if more:
+                raise UnsupportedError("gradients are asked for without a variant's arguments")
             return self.gradients(inputs, False)
 
         def output(given: Any) -> Tensor:
             out: Tensor = given[0] if isinstance(given, tuple) else given
             return out.transpose(1, 2)
 
-        return Call(lambda: compute(q, k, v, causal=causal), output)
+        if not more:
+            return Call(lambda: compute(q, k, v, causal=causal), output)
+        scale = inputs.spec.scale_for(case.head_dim)
+        operator = torch.ops.flash_attn_3.fwd  # an AttributeError where fa3 registers none is its reason
+        return Call(lambda: operator(q, k, v, softmax_scale=scale, is_causal=causal, num_splits=1, **more), output)
 
     @staticmethod
     def gradients(inputs: Inputs, same_bits: bool) -> Call:
@@ -149,6 +154,20 @@ class FlashAttention3:
             return made
 
         return Call(run, lambda given: tuple(t.transpose(1, 2) for t in given))
+
+
+def flash3_arguments(pattern: Pattern) -> dict[str, float]:
+    """What FlashAttention-3's operator takes for a variant beside a causal mask. Its softcap is that of the hardware's
+    approximate tanh."""
+    match pattern:
+        case Pattern.FULL | Pattern.CAUSAL:
+            return {}
+        case Pattern.SOFTCAP:
+            return {"softcap": CAP}
+        case Pattern.WINDOW:
+            return {"window_size_left": WINDOW - 1, "window_size_right": 0}
+        case _:
+            raise UnsupportedError("takes no such variant")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ def predicted(
     inputs: Inputs, target: Target | None, capability: tuple[int, int], sms: int, mhz: float
 ) -> float | None:
     """None where the model has no rates for this chip, or only the device knows which tiles are visited."""
-    signature = signature_of(inputs.q, inputs.k, inputs.v)
+    signature = signature_of(inputs.q, inputs.k, inputs.v, inputs.spec.tensors)
     target = target or target_for(inputs.spec.variant, signature, inputs.q.device)
     if MEASURED[target.name] != capability:
         return None

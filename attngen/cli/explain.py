@@ -147,8 +147,8 @@ def configuration_lines(kernel: Kernel) -> Iterator[str]:
     least = min((c.cost for c in candidates.values()), default=1.0)
     if candidates:
         yield (
-            f"estimates of the machine model: simulated cycles of an item of {hopper.ITEM_KEYS} keys, for a row and "
-            "key, above the least; what was measured goes first"
+            f"estimates of the machine model: simulated cycles of {hopper.LENGTH} queries and keys in whole tiles, "
+            "above the least; what was measured goes first"
         )
     if kernel.config not in ranked:
         yield f"{kernel.config}  given by the caller"
@@ -163,7 +163,8 @@ def configuration_lines(kernel: Kernel) -> Iterator[str]:
         if config in candidates:
             said.append(estimated(candidates[config], least))
         yield f"{at:>3}. {config!s:<{width}}  {'; '.join(said) or 'not among what the model ranks'}"
-    for shape, limit in hopper.excluded(kernel.signature, kernel.target) if candidates else ():
+    spare = hopper.beside(kernel.variant.score)
+    for shape, limit in hopper.excluded(kernel.signature, kernel.target, spare) if candidates else ():
         yield f"     {shape}: does not fit: {limit}"
 
 

@@ -139,7 +139,8 @@ def signature(schedule: Schedule) -> Signature:
     copies = [op for _, op in ops_of(main) if isinstance(op, CopyTile | CpAsync)]
     alignment = min((op.bytes if isinstance(op, CpAsync) else ELEMENT_BYTES for op in copies), default=VECTOR_BYTES)
     dtype = IoType.FP16 if half else IoType.BF16
-    return Signature(dtype, schedule.head_dim_qk, schedule.head_dim_v, alignment)
+    strided = tuple(sorted(t.name for t in main.tensors if t.strided))
+    return Signature(dtype, schedule.head_dim_qk, schedule.head_dim_v, alignment, strided)
 
 
 def emulate_it(module: Generated, arguments: argparse.Namespace, progress: Progress) -> int:

@@ -22,6 +22,7 @@ from attngen.ir.program import ContractTile, LoadTile, Program, StoreTile, Store
 from attngen.ir.schedule import Access, Guard, Step
 from attngen.layout import Fragment
 from attngen.passes.stream import Component, lift_extra, merge, neutral, reference
+from attngen.passes.visits import BY_LENGTH, LISTED_FROM, VISIT
 
 LETTER = {Axis.B: "b", Axis.H: "h", Axis.M: "m", Axis.N: "n", Axis.D: "d", Axis.DV: "e"}
 
@@ -225,23 +226,24 @@ def run_program(
             shape = (batch, heads, seqlen_q, program.head_dim_v)[: t.rank]
             run.outputs[t.name] = tensors[t.name] = torch.full(shape, float("nan"), dtype=dtype)
     if program.visit_mask is not None:
-        (table,) = (t.name for t in program.tensors if t.access is Access.WORK)
-        tensors[table] = visit_table(program, sizes, captures)
+        lists = tensors[VISIT] = visit_table(program, sizes, captures)
+        # any order of the row tiles will do
+        tensors[BY_LENGTH] = torch.arange(lists.size(2)).expand(lists.shape[:3])
     for name, tensor in tensors.items():
         sizes.update({f"{name}_n{d}": n for d, n in enumerate(tensor.shape)})
     for b in range(batch):
         for h in range(heads):
             for m in range(-(-seqlen_q // program.config.block_m)):
-                item = _Item(program, tensors, {**sizes, "b": b, "h": h, "m": m}, dtype)
+                item = _Item(program, tensors, {**sizes, "b": b, "h": h, "m": m, "rank": m}, dtype)
                 run.visited[b, h, m] = item.run()
     return run
 
 
 def visit_table(program: Program, sizes: Mapping[str, Operand], captures: Mapping[str, Tensor]) -> Tensor:
-    """The list of visited tiles of every tile of rows: counts of masked and full tiles, the masked ones from the front,
-    the full ones from the back, both from the last key down."""
+    """The list of visited tiles of every tile of rows: counts of masked and of all tiles, the masked ones, the full
+    ones, both from the last key down."""
     assert program.visit_mask is not None
-    (table,) = (w for w in program.workspaces if any(t.name == w.name for t in program.tensors))
+    (table,) = (w for w in program.workspaces if w.name == VISIT)
     shape = [int(evaluate(e, sizes)) for e in table.shape]
     result = torch.full(shape, -1, dtype=torch.int32)
     block_m, block_n = program.config.block_m, program.config.block_n
@@ -254,13 +256,14 @@ def visit_table(program: Program, sizes: Mapping[str, Operand], captures: Mappin
         for h in range(shape[1]):
             for m in range(shape[2]):
                 rows = visible[b, h, m * block_m : (m + 1) * block_m]
-                blocks = [rows[:, n * block_n : (n + 1) * block_n] for n in range(shape[3] - 2)]
+                blocks = [rows[:, n * block_n : (n + 1) * block_n] for n in range(shape[3] - LISTED_FROM)]
                 full = [n for n, x in reversed(list(enumerate(blocks))) if x.size(1) == block_n and x.all()]
                 masked = [n for n, x in reversed(list(enumerate(blocks))) if x.any() and n not in full]
                 line = result[b, h, m]
-                line[0], line[1] = len(masked), len(full)
-                line[2 : 2 + len(masked)] = torch.tensor(masked, dtype=torch.int32)
-                line[line.numel() - len(full) :] = torch.tensor(full[::-1], dtype=torch.int32)
+                listed = [len(masked), len(masked) + len(full), *masked, *full]
+                line[: len(listed)] = torch.tensor(listed, dtype=torch.int32)
+                if len(listed) == LISTED_FROM:
+                    line[LISTED_FROM] = 0
     return result
 
 
@@ -371,6 +374,7 @@ class _Item:
         indices: dict[str, Operand] = {
             "i": torch.arange(self.row0, self.row0 + over.rows)[:, None],
             "j": torch.arange(first, first + over.cols)[None],
+            "it": torch.arange(over.rows)[:, None],
             "jt": torch.arange(over.cols)[None],
         }
         local: dict[str, Tensor] = {}

@@ -15,6 +15,7 @@ from attngen.ir.small_ops import CastFrag as CastFrag
 from attngen.ir.small_ops import CompactTiles as CompactTiles
 from attngen.ir.small_ops import DealItems as DealItems
 from attngen.ir.small_ops import Pointwise as Pointwise
+from attngen.ir.small_ops import RankTile as RankTile
 from attngen.ir.small_ops import ScanTiles as ScanTiles
 from attngen.ir.small_ops import SortItems as SortItems
 from attngen.ir.small_ops import SumRows as SumRows
@@ -113,13 +114,15 @@ class CpWait(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class TmaLoad(Op):
-    """One tile by the copy engine; completes `bar` with its bytes. Rows outside the tensor arrive as zeros."""
+    """One tile by the copy engine; completes `bar` with its bytes. Rows outside the tensor arrive as zeros. head: which
+    head, where it is not that of the step."""
 
     dst: Ref = written()
     src: str
     heads: Heads
     row: Expr
     bar: Ref
+    head: Expr | None = None
     unit = Unit.COPY
 
 
@@ -151,7 +154,7 @@ class TmaReduce(Op):
 @dataclass(frozen=True, kw_only=True)
 class BulkLoad(Op):
     """Rows from `at` of a per-row tensor of f32 (a multiple of 16 bytes, from one) by the copy engine; completes
-    `bar`."""
+    `bar`. head: as in tma_load."""
 
     dst: Ref = written()
     src: str
@@ -159,6 +162,7 @@ class BulkLoad(Op):
     at: Expr
     bytes: int
     bar: Ref
+    head: Expr | None = None
     unit = Unit.COPY
 
 

@@ -39,12 +39,14 @@ class Access(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class TensorArg:
-    """A tensor parameter: pointer and `rank` strides in elements (64 bit); captures and workspaces also bring sizes."""
+    """A tensor parameter: pointer and strides in elements (64 bit); captures and workspaces also bring sizes. The last
+    dimension is contiguous, unless the tensor is `strided`."""
 
     name: str
     elem: Elem
     rank: int
     access: Access
+    strided: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,13 +183,15 @@ class Classes(Enum):
 @dataclass(frozen=True, kw_only=True)
 class Tiles:
     """Loop over tiles: counter `var` runs from `start` through the ranges in order. `lets` are evaluated at the head of
-    each step. `unroll` phases clone the step; `phase` gives the index variables of a phase (slot, copy) as expressions
-    of `var`. `drain` runs once after the last step."""
+    each step; `ahead`: those that read memory a step before, also for the step after the last. `unroll` phases clone
+    the step; `phase` gives the index variables of a phase (slot, copy) as expressions of `var`. `drain` runs once
+    after the last step."""
 
     var: str
     start: int
     ranges: tuple[Range, ...]
     lets: tuple[Stmt, ...] = ()
+    ahead: bool = False
     unroll: int = 1
     phase: tuple[Stmt, ...] = ()  # before the ops, whose indices use these names
     classes: Classes = Classes.CLONED
@@ -243,6 +247,7 @@ WORK_TABLE = "work"  # the workspace with the items of a kernel whose source is 
 class Order(Enum):
     ASCENDING = "ascending"
     LONGEST_FIRST = "longest_first"  # inside a head the row tiles with most keys come first
+    RANKED = "ranked"  # the same where only the device knows: an item has the rank of a row tile, not its number
 
 
 @dataclass(frozen=True, kw_only=True)

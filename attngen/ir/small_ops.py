@@ -27,13 +27,24 @@ class ScanTiles(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class CompactTiles(Op):
-    """From the classes of a row tile to its visit list: dst = [count masked, count full, masked.. , .. full]."""
+    """From the classes of a row tile to its visit list: dst = [count masked, count, masked tiles.., full tiles..], both
+    from the last down; entry 0 of an empty list is tile 0."""
 
     dst: str
     src: str
     lo: Expr
     hi: Expr
     keys: bool = False
+    unit = Unit.GLOBAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTile(Op):
+    """The CTA's row tile at its rank in a list of them, those with most key tiles first: dst[.., rank] = m. `src`:
+    visit lists. Equal ones keep their order."""
+
+    dst: str
+    src: str
     unit = Unit.GLOBAL
 
 

@@ -53,8 +53,8 @@ KEYWORDS: dict[str, type] = {
 _WORD = {c: k for k, c in KEYWORDS.items()}
 _GROUPS = {"step": "step", "drain": "drain", "exit": "exit"}  # tuples of ops under a word of their own
 _LISTS = {"lets": "let", "phase": "phase"}  # tuples of statements, one line each under this word
-INDEX_NAMES = ("b", "h", "hkv", "i", "j", "jt", "m", "n", "t", "w", "batch", "heads", "group", "seqlen_q", "seqlen_k",
-               "rounds", "ctas")  # fmt: skip
+INDEX_NAMES = ("b", "h", "hkv", "i", "j", "it", "jt", "m", "n", "rank", "t", "w", "batch", "heads", "group",
+               "seqlen_q", "seqlen_k", "rounds", "ctas")  # fmt: skip
 ELEM_DTYPE = {Elem.BF16: DType.F32, Elem.F16: DType.F32, Elem.F32: DType.F32, Elem.I32: DType.I32}
 ELEM_DTYPE |= {Elem.I64: DType.I32, Elem.U8: DType.BOOL}
 

@@ -6,7 +6,7 @@ from attngen.cprint import Printer
 from attngen.errors import PassError
 from attngen.expr import Expr
 from attngen.ir.ops import CopyTile, CpAsync, Heads, Ref
-from attngen.ir.schedule import Access, Buffer, Kernel, Role, Schedule, Value
+from attngen.ir.schedule import Buffer, Kernel, Role, Schedule, Value
 from attngen.layout import CHUNK, SLAB_BYTES, Fragment, SmemLayout
 from attngen.params import fields
 from attngen.render import Argument
@@ -19,8 +19,7 @@ class RoleContext:
         self.schedule, self.kernel, self.role = schedule, kernel, role
         self.values: dict[str, Value] = {v.name: v for v in role.values}
         self.elems = {t.name: t.elem for t in kernel.tensors}
-        # workspaces are made by us, results of ours are read as they were written
-        self.dense = frozenset(t.name for t in kernel.tensors if t.access is not Access.CAPTURE)
+        self.dense = frozenset(t.name for t in kernel.tensors if not t.strided)
         self.parameters = {f.name for f in fields(kernel)}
 
     @property
@@ -65,7 +64,12 @@ class RoleContext:
     @property
     def row0(self) -> str:
         """First query row of a thread; it also owns every eighth row after it."""
-        return f"m * {self.kernel.work.block_m} + warp * {self.warp_rows} + lane / 4"
+        return f"m * {self.kernel.work.block_m} + {self.tile_row0}"
+
+    @property
+    def tile_row0(self) -> str:
+        """The same within the tile."""
+        return f"warp * {self.warp_rows} + lane / 4"
 
     @property
     def key0(self) -> str:
@@ -76,7 +80,11 @@ class RoleContext:
         """Offset of this item's row in a table [batch or 1, heads or 1, row tiles, ...]."""
         if keys:  # one list for all heads
             return f"(i64)b * p.{tensor}_s0 + (i64)n * p.{tensor}_s2"
-        return f"(i64)b * p.{tensor}_s0 + (i64)h * p.{tensor}_s1 + (i64)m * p.{tensor}_s2"
+        return f"{self.list_of(tensor)} + (i64)m * p.{tensor}_s2"
+
+    def list_of(self, tensor: str) -> str:
+        """Offset of this item's batch and head there."""
+        return f"(i64)b * p.{tensor}_s0 + (i64)h * p.{tensor}_s1"
 
     def head(self, tensor: str, heads: Heads, head: Expr | None) -> str:
         """Where the batch and head of an op start in a tensor: what `bases` declares, or what the op computes."""

@@ -34,7 +34,7 @@ def map_call(context: RoleContext, op: o.Map) -> tuple[str, dict[str, Argument]]
     column = "2 * quad"
     tile = {"M": f"m * {over.cols} + ", "N": f"n * {over.cols} + "}.get(over.cols_axis, "")
     if over.rows_axis == "M":
-        first = {"i": context.row0, "j": f"{tile}{column}", "jt": column}
+        first = {"i": context.row0, "j": f"{tile}{column}", "it": context.tile_row0, "jt": column}
     else:
         first = {"i": f"{tile}{column}", "j": context.key0}
     for index in first:
@@ -88,6 +88,14 @@ class MapText:
         for scope in (Scope.ROW, Scope.COL, Scope.ELEM):
             self._statements([s for s in op.body if s.scope is scope], scope)
 
+    @property
+    def numbers(self) -> dict[str, str]:
+        """What an index adds to the thread's first one."""
+        row, column = "8 * ri", "8 * ci + ei"
+        if self.context.values[self.op.over.name].rows_axis == "N":
+            return {"i": column, "j": row}
+        return {"i": row, "j": column, "it": row, "jt": column}
+
     def vectors(self) -> list[str]:
         """Reads of the shared vectors: two neighbouring columns a lane."""
         lines = []
@@ -104,21 +112,17 @@ class MapText:
 
     def with_indices(self, scope: Scope) -> list[str]:
         """The statements of a scope below the declarations of the indices they use."""
-        row, column = "8 * ri", "8 * ci + ei"
-        step = {"i": row, "j": column, "jt": column}
-        if self.context.values[self.op.over.name].rows_axis == "N":
-            step = {"i": column, "j": row}
         text = "\n".join(self.lines[scope])
         head = []
-        for index in step:
+        for index, number in self.numbers.items():
             if re.search(rf"\b{index}\b", text):
-                head.append(f"const int {index} = {index}0 + {step[index]};")
+                head.append(f"const int {index} = {index}0 + {number};")
             if re.search(rf"\b{index}_f\b", text):
-                head.append(f"const float {index}_f = {index}0_f + (float)({step[index]});")
+                head.append(f"const float {index}_f = {index}0_f + (float)({number});")
         return head + self.lines[scope]
 
     def spell(self, v: Expr) -> str:
-        if v.name in ("i", "j", "jt"):  # of the row, of the column, of the column within its tile
+        if v.name in ("i", "j", "it", "jt"):  # of the row, of the column, of both within the tile
             return v.name
         scope = self.local_scope.get(v.name)
         if scope is not None:
@@ -147,7 +151,7 @@ class MapText:
     def _statements(self, statements: list[Stmt], scope: Scope) -> None:
         """Runs of statements that do not read what an earlier one wrote share their temporaries."""
         written: set[str] = set()
-        printer = Printer(self.spell, self.context.elems, self.context.dense)
+        printer = Printer(self.spell, self.context.elems, self.context.dense, self.numbers)
         counter = 0
         pending = list(statements)
         while pending:
@@ -163,7 +167,8 @@ class MapText:
                 self.lines[scope] += self._add(s, printer) if s.index else [self._assign(s, printer(s.value))]
 
     def _add(self, s: Stmt, printer: Printer) -> list[str]:
-        at = " + ".join(f"(i64){printer(e)} * p.{s.target}_s{k}" for k, e in enumerate(s.index))
+        steps = [f"(i64){printer(e)} * p.{s.target}_s{k}" for k, e in enumerate(s.index[:-1])]
+        at = " + ".join((*steps, printer(s.index[-1])))
         return call(self.context.target, "add_element", {"dst": s.target, "at": at, "value": printer(s.value)})
 
     def _assign(self, s: Stmt, value: str) -> str:

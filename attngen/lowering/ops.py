@@ -85,6 +85,9 @@ def calls(context: RoleContext, op: Op) -> Iterator[tuple[str, dict[str, Argumen
             yield kind, {"dst": op.dst, "dst_at": context.row_of(op.dst, op.keys), "src": op.src,
                          "src_at": context.row_of(op.src, op.keys),
                          "lo": context.expr(op.lo), "hi": context.expr(op.hi)}  # fmt: skip
+        case o.RankTile():
+            yield kind, {"dst": op.dst, "dst_at": context.list_of(op.dst), "src": op.src,
+                         "src_at": context.list_of(op.src)}  # fmt: skip
         case o.SortItems():
             keys = context.buffer(op.keys).layout.cols
             words: dict[str, Argument] = {"keys": context.address(op.keys), "threads": context.threads,

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attngen.expr import variables
+from attngen.cprint import C_DTYPE
+from attngen.expr import DType, add, const, loads, substitute, var, variables
 from attngen.ir import ops as o
 from attngen.ir.ops import Stmt
-from attngen.ir.schedule import Block, Classes, Guard, Kernel, Role, Schedule, Step, Tiles, Value, WorkSource, steps_of
+from attngen.ir.schedule import (
+    Block,
+    Classes,
+    Guard,
+    Kernel,
+    Order,
+    Role,
+    Schedule,
+    Step,
+    Tiles,
+    Value,
+    WorkSource,
+    steps_of,
+)
 from attngen.ir.text import describe
 from attngen.ir.walk import expressions
 from attngen.layout import Fragment
@@ -17,13 +31,18 @@ from attngen.lowering.ops import calls
 from attngen.lowering.phases import Values, at_phase, phase_values
 from attngen.lowering.sm90 import BASE, HopperContext, hopper_calls
 from attngen.params import fields
-from attngen.render import call, environment
+from attngen.render import Argument, call, environment
 
 WARPS_A_GROUP = 4
+ONE_THREAD = (o.TmaLoad, o.BulkLoad, o.MbarExpect)  # of a role that does other things too
 
 
 def op_lines(context: HopperContext, op: o.Op) -> list[str]:
-    return op_body(context, op, hopper_calls(context, op) or calls(context, op))
+    made = hopper_calls(context, op) or calls(context, op)
+    if isinstance(op, ONE_THREAD) and not context.role.single:
+        lines = [line for macro, arguments in made for line in call(context.target, macro, arguments)]
+        made = [("when", {"predicate": "tid == 0", "body": lines})]
+    return op_body(context, op, made)
 
 
 def step_lines(context: HopperContext, steps: Sequence[Step], cls: str, values: Values) -> list[str]:
@@ -47,9 +66,9 @@ def step_lines(context: HopperContext, steps: Sequence[Step], cls: str, values: 
 
 def tiles_lines(context: HopperContext, node: Tiles) -> list[str]:
     total = context.expr(node.ranges[-1].end)
-    head = lets(context, node.lets)
+    before, head = lets_ahead(context, node) if node.ahead else ([], lets(context, node.lets))
     if node.classes is Classes.BRANCH:
-        return branched(context, node, head)
+        return [*before, *branched(context, node, head)]
     if not node.drain and node.unroll == 1:
         ranges = [
             {
@@ -59,7 +78,7 @@ def tiles_lines(context: HopperContext, node: Tiles) -> list[str]:
             }
             for r in node.ranges
         ]
-        return call(context.target, "tiles", {"var": node.var, "start": node.start, "ranges": ranges})
+        return [*before, *call(context.target, "tiles", {"var": node.var, "start": node.start, "ranges": ranges})]
     bodies = []
     for cls in dict.fromkeys(r.cls for r in node.ranges):
         body: list[str] = []
@@ -71,7 +90,22 @@ def tiles_lines(context: HopperContext, node: Tiles) -> list[str]:
             })  # fmt: skip
         bodies.append({"cls": cls, "condition": " || ".join(conditions(context, node, cls)), "body": indented(body)})
     macro = "tiles_drained" if len(bodies) == len(node.ranges) else "tiles_alternating"
-    return call(context.target, macro, {"var": node.var, "start": node.start, "ranges": bodies})
+    return [*before, *call(context.target, macro, {"var": node.var, "start": node.start, "ranges": bodies})]
+
+
+def lets_ahead(context: HopperContext, node: Tiles) -> tuple[list[str], list[str]]:
+    """Before the loop, and at the head of a step: what reads memory has been read before the step."""
+    t = var(node.var, DType.I32)
+    before, head = list[str](), list[str]()
+    for s in node.lets:
+        if not loads(s.value):
+            head += lets(context, (s,))
+            continue
+        kind, following = C_DTYPE[s.value.dtype], f"{s.target}_next"
+        before.append(f"{kind} {following} = {context.expr(substitute(s.value, {t: const(node.start)}))};")
+        head.append(f"const {kind} {s.target} = {following};")
+        head.append(f"{following} = {context.expr(substitute(s.value, {t: add(t, const(1))}))};")
+    return before, head
 
 
 def branched(context: HopperContext, node: Tiles, head: list[str]) -> list[str]:
@@ -160,16 +194,21 @@ def role_lines(context: HopperContext, role: Role) -> list[str]:
     ]
     for r in rings:
         lines += call(context.target, "ring_armed", {"last": r.members - 1, "bar": r.first, "threads": r.threads})
-    items = "items_keys" if context.kernel.work.source is WorkSource.TABLE_KEYS else "items"
-    lines += call(context.target, items, {
+    work = context.kernel.work
+    of_item: dict[str, Argument] = {
         "lets": [*bases(context.kernel, role), *lets(context, role.item.lets)], "body": body,
-    })  # fmt: skip
+    }  # fmt: skip
+    if work.source is WorkSource.TABLE_KEYS:
+        lines += call(context.target, "items_keys", of_item)
+    else:
+        first = "rank" if work.order is Order.RANKED else "m"
+        lines += call(context.target, "items", {**of_item, "first": first})
     for r in rings:
         lines += call(context.target, "ring_closed", {"bar": r.first, "threads": r.threads})
     lines += step_lines(context, role.exit, "", {})
     if role.single:
-        first = f"thread_id() == {32 * role.first_warp}"
-        lines = call(context.target, "when", {"predicate": first, "body": lines})
+        own = f"thread_id() == {32 * role.first_warp}"
+        lines = call(context.target, "when", {"predicate": own, "body": lines})
     return lines
 
 

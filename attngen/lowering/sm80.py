@@ -12,7 +12,6 @@ from attngen.ir.schedule import ops_of
 from attngen.layout import Fragment
 from attngen.lowering import ops as common
 from attngen.lowering.context import RoleContext, swizzle
-from attngen.params import stride_count
 from attngen.render import Argument
 
 KSTEP_UNROLL = 4  # k-steps of a contraction of shared tiles that the compiler may interleave: more only costs registers
@@ -23,11 +22,10 @@ def calls(context: RoleContext, op: Op) -> Iterator[tuple[str, dict[str, Argumen
     match op:
         case o.CopyTile():
             tensor = next(t for t in context.kernel.tensors if t.name == op.src)
-            strided = stride_count(tensor.access, tensor.rank) == tensor.rank
             whole, head_dim = common.copy_arguments(context, op), context.schedule.head_dim(op.src)
             if head_dim % 8:  # the last chunk has elements beyond the row
                 whole["in_head"] = f"(group * {whole['block']} + (int)ch) * 8 + x < {head_dim}"
-            yield kind, {**whole, "column": f" * p.{op.src}_s3" if strided else ""}
+            yield kind, {**whole, "column": f" * p.{op.src}_s3" if tensor.strided else ""}
         case o.MmaSync():
             if op.zero:
                 yield from common.calls(context, o.Fill(id=op.id, dst=op.d, value=const(0.0)))

@@ -30,8 +30,8 @@ class HopperContext(RoleContext):
         self.bits = _parity_bits(kernel, role)
 
     @property
-    def row0(self) -> str:
-        return f"m * {self.kernel.work.block_m} + w * {WARPGROUP_ROWS} + warp * 16 + lane / 4"
+    def tile_row0(self) -> str:
+        return f"w * {WARPGROUP_ROWS} + warp * 16 + lane / 4"
 
     @property
     def key0(self) -> str:
@@ -225,7 +225,7 @@ def hopper_calls(context: HopperContext, op: Op) -> list[Call] | None:
             return one(kind, **pairs(context, op))
         case o.TmaLoad():
             return one(kind, boxes=slabs(context, op.dst), map=f"{op.src}_map", bar=context.barrier(op.bar),
-                       row=context.expr(op.row), head=head_of(op.heads))  # fmt: skip
+                       row=context.expr(op.row), head=head_at(context, op))  # fmt: skip
         case o.TmaStore():
             boxes, width = slabs(context, op.src, op.column), context.schedule.head_dim(op.dst)
             return one(kind, boxes=[b for b in boxes if int(b["column"]) < width], map=f"{op.dst}_map",
@@ -262,7 +262,7 @@ def hopper_calls(context: HopperContext, op: Op) -> list[Call] | None:
         case o.StFrag():
             return [("st_matrix", st_matrix(context, op))]
         case o.BulkLoad():
-            return one(kind, dst=context.address(op.dst), src=op.src, head=head_of(op.heads), at=context.expr(op.at),
+            return one(kind, dst=context.address(op.dst), src=op.src, head=head_at(context, op), at=context.expr(op.at),
                        bytes=op.bytes, bar=context.barrier(op.bar))  # fmt: skip
         case o.RedFrag():
             return one(kind, dst=op.dst, src=context.c_name(op.src), head=head_of(op.heads), at=context.expr(op.at),
@@ -287,6 +287,10 @@ def pairs(context: HopperContext, op: o.CopyTile) -> dict[str, Argument]:
         "slab_bytes": layout.rows * layout.pitch,
         "in_head": "true" if columns == covered else f"(int)x + {SLAB_COLUMNS} * slab < {columns}",
     }  # fmt: skip
+
+
+def head_at(context: HopperContext, op: o.TmaLoad | o.BulkLoad) -> str:
+    return head_of(op.heads) if op.head is None else context.expr(op.head)
 
 
 def head_of(heads: Heads) -> str:

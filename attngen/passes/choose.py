@@ -1,5 +1,5 @@
-"""choose: the tile shape, by rules. The interface that a searching scheduler fills later: (signature, target) -> ranked
-configurations with reasons; the first that compiles cleanly is used.
+"""choose: the tile shape, by rules: (signature, target) -> ranked configurations with reasons; the first that compiles
+cleanly is used. What was measured (attngen.tuned) goes before it.
 
 Rules, in this order (each is printed by `explain`):
  1. A warp owns 32 rows where registers allow, else 16: each ldmatrix of K and V then feeds two MMAs, and shared-memory
@@ -69,12 +69,13 @@ def facts(config: Config, variant: Variant, signature: Signature, target: Target
     dv = padded(signature.head_dim_v)
     registers = config.warp_rows // 16 * (dv + config.block_n) // 2
     used, limit = smem(config, signature), budget(variant)
+    first = config == candidates(variant, signature, target)[0]
+    why = f"widest with O and S in {registers} <= {limit}" if first else f"O and S in {registers}"
     return (
         Fact(subject="block_m", text=f"{config.block_m} = {config.warps} warps x {config.warp_rows} rows: "
              + ("each ldmatrix of K and V feeds two MMAs" if config.warp_rows == 32
                 else "32 rows would need too many registers")),
-        Fact(subject="block_n", text=f"{config.block_n}: widest with O and S in {registers} <= {limit} registers "
-             f"and {used} bytes of shared memory"),
+        Fact(subject="block_n", text=f"{config.block_n}: {why} registers and {used} bytes of shared memory"),
         Fact(subject="occupancy", text=f"{config.min_ctas} CTAs an SM: {used} of {target.smem_per_sm} bytes, "
              f"{config.threads} threads x 255 registers of {target.regs_per_sm}"),
     )  # fmt: skip

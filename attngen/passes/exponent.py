@@ -12,15 +12,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attngen.expr import (
+    FLOAT_RANGE,
     ONE,
     DType,
     Expr,
+    I,
     J,
     Op,
     add,
     const,
     load,
     make,
+    minimum,
     mul,
     neg,
     rewrite,
@@ -29,13 +32,15 @@ from attngen.expr import (
     to_f32,
     var,
 )
-from attngen.ir import columns
+from attngen.ir.columns import COLUMN as COLUMN_NAME
+from attngen.ir.columns import ROW as ROW_NAME
 from attngen.ir.ops import Scope
 from attngen.passes.scopes import Scopes
 from attngen.passes.simplify import is_within, scaled
 from attngen.sums import BIG, Sum, depends, linear
 
-COLUMN, TILE = var(columns.COLUMN, DType.I32), var("n", DType.I32)
+ROW, COLUMN = var(ROW_NAME, DType.I32), var(COLUMN_NAME, DType.I32)
+ROW_TILE, TILE = var("m", DType.I32), var("n", DType.I32)
 
 
 @dataclass(frozen=True)
@@ -119,27 +124,42 @@ def _converted(t: Term) -> bool:
     return t.base.op is Op.F32 and t.base.args[0].dtype is DType.I32
 
 
-def tile_addresses(e: Expr, block_n: int) -> Expr:
+def tile_addresses(e: Expr, block_m: int, block_n: int, contiguous: frozenset[str] = frozenset()) -> Expr:
     """Indices of captured tensors that are linear in the key, as the row's part and a multiple of the column within the
-    tile: an element's address is then that of its row and one product. What is read by column alone is left: it is
-    loaded once a column."""
+    tile: an element's address is then that of its row and one product. In the last dimension of `contiguous` tensors
+    the row within the tile is split off as well, so that elements of one distance have one address, and no element
+    computes it. What is read by column alone is left: it is loaded once a column."""
 
     def one(x: Expr) -> Expr | None:
         if x.op is not Op.LOAD or not depends(x, "i"):
             return None
-        return load(x.name, tuple(_tile_index(a, block_n) for a in x.args), x.dtype)
+        last = len(x.args) - 1 if x.name in contiguous else -1
+        return load(x.name, tuple(
+            _tile_index(a, block_n, block_m if k == last else None) for k, a in enumerate(x.args)
+        ), x.dtype)  # fmt: skip
 
     return rewrite(e, one)
 
 
-def _tile_index(index: Expr, block_n: int) -> Expr:
+def _tile_index(index: Expr, block_n: int, block_m: int | None) -> Expr:
+    """`block_m` None: the row is part of the base."""
     total = linear(index)
-    slope = dict(total.terms).get(J, 0)
-    rest = Sum.of(((x, c) for x, c in total.terms if x is not J), total.constant)
-    if not slope or any(depends(x, "j") for x, _ in rest.terms):
+    slopes = dict(total.terms)
+    down, along = slopes.get(I, 0), slopes.get(J, 0)
+    rest = Sum.of(((x, c) for x, c in total.terms if x not in (I, J)), total.constant)
+    if not along or any(depends(x, "j") for x, _ in rest.terms):
         return index
-    row = rest + linear(mul(TILE, const(block_n))).times(slope)
-    return add(row.expr(), COLUMN if slope == 1 else mul(COLUMN, const(slope)))
+    base = rest + linear(mul(TILE, const(block_n))).times(along)
+    if not down:
+        return add(base.expr(), _times(COLUMN, along))
+    if block_m is None or any(depends(x, "i") for x, _ in rest.terms):
+        return add((base + Sum(((I, down),))).expr(), _times(COLUMN, along))
+    base += linear(mul(ROW_TILE, const(block_m))).times(down)
+    return add(add(base.expr(), _times(ROW, down)), _times(COLUMN, along))
+
+
+def _times(x: Expr, factor: int) -> Expr:
+    return x if factor == 1 else mul(x, const(factor))
 
 
 def exponent(score: Expr, reference: Expr | None, logit: Expr, scopes: Scopes, block_n: int) -> Expr:
@@ -183,8 +203,9 @@ def with_score(e: Expr, z: Expr, score: Expr, logit: Expr, scopes: Scopes, block
             difference, unit = difference.args
         if difference.op is Op.SUB and difference.args[0] is z and scopes.scope(difference.args[1]) is Scope.ROW:
             # in another unit a value may overflow: the weights are then infinite, or no numbers, and the tile is redone
+            # (with a reference of +inf they would all be 0)
             reference = difference.args[1]
             if unit is not ONE:
-                score, reference = scaled(score, unit), mul(reference, unit)
+                score, reference = scaled(score, unit), minimum(mul(reference, unit), const(FLOAT_RANGE[1]))
             return make(Op.EXP2, exponent(score, reference, logit, scopes, block_n))
     return substitute(e, {z: score})

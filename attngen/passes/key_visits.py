@@ -40,7 +40,7 @@ from attngen.ir.program import TileLoop
 from attngen.ir.schedule import Elem, Workspace
 from attngen.passes.bounded import bounded
 from attngen.passes.ranges import TileClass, Visit, VisitSource, ranges
-from attngen.passes.visits import _let, _tile_count, i32
+from attngen.passes.visits import LISTED_FROM, _let, _tile_count, i32
 
 T, END = var("t", DType.I32), i32("end0")
 I_LO, I_HI = i32("i_lo"), i32("i_hi")
@@ -80,14 +80,13 @@ def key_workspaces(mask: Expr, config: TileConfig, number: str) -> tuple[Workspa
     lead = (i32("batch") if "b" in variables(mask) else const(1), const(1))
     keys, queries = _tile_count(SEQLEN_K, config.block_m), _tile_count(SEQLEN_Q, config.block_n)
     return (
-        Workspace(name=VISITS + number, elem=Elem.I32, shape=(*lead, keys, add(queries, const(2)))),
+        Workspace(name=VISITS + number, elem=Elem.I32, shape=(*lead, keys, add(queries, const(LISTED_FROM + 1)))),
         Workspace(name=CLASSES + number, elem=Elem.U8, shape=(*lead, keys, queries)),
     )
 
 
 def _listed(mask: Expr, number: str, at: Expr) -> Expr:
-    """An entry of the list of a tile of keys: the number of masked tiles, of full ones, masked tiles from the front,
-    full ones from the back."""
+    """An entry of the list of a tile of keys: the number of masked tiles, of all, masked tiles, full ones."""
     b = B if "b" in variables(mask) else const(0)
     return load(VISITS + number, (b, const(0), i32("n"), at), DType.I32)
 
@@ -99,10 +98,14 @@ def group_loop(
     least: keys that no query sees visit one tile, in which nothing is visible."""
     lets = [*key_lets(config)]
     group, before, c = i32("group"), i32("before"), i32("c")
+    in_masked, u = make(Op.LT, T, END), i32("u")
     if visit.source is VisitSource.TABLE:
-        lets += [_let("masked", _listed(mask, number, const(0))), _let("full", _listed(mask, number, const(1)))]
-        masked_tile = _listed(mask, number, add(c, const(2)))
-        full_tile = _listed(mask, number, sub(sub(i32(f"{VISITS}{number}_n3"), const(1)), c))
+        lets += [
+            _let("masked", _listed(mask, number, const(0))),
+            _let("full", sub(_listed(mask, number, const(1)), i32("masked"))),
+        ]
+        at = add(where(in_masked, c, add(c, i32("masked"))), const(LISTED_FROM))
+        tile = _listed(mask, number, at)  # one read: that of the other class may lie beyond the list
     else:
         bound = {n: bounded(getattr(visit, n)) for n in ("lo", "hi", "full_lo", "full_hi")}
         if shed:  # the last tile of keys has rows beyond the last key: none of its query tiles is full
@@ -115,14 +118,13 @@ def group_loop(
             _let("full", sub(i32("full_hi"), i32("full_lo"))),
         ]
         masked_tile = add(i32("m_lo"), where(make(Op.LT, c, before), c, add(c, i32("full"))))
-        full_tile = add(i32("full_lo"), c)
+        tile = where(in_masked, masked_tile, add(i32("full_lo"), c))
     lets += [
         _let("end0", mul(group, i32("masked"))),
         _let("end1", add(END, mul(group, i32("full")))),
     ]
     ends = (END, i32("end1"))[: len(visit.ranges)]
-    in_masked, u = make(Op.LT, T, END), i32("u")
-    count, tile = where(in_masked, i32("masked"), i32("full")), where(in_masked, masked_tile, full_tile)
+    count = where(in_masked, i32("masked"), i32("full"))
     if least:
         lets.append(_let("count", maximum(ends[-1], const(1))))
         count = maximum(count, const(1))

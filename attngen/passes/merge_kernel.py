@@ -57,7 +57,7 @@ def merge_kernel(graph: Graph, elem: Elem, target: str) -> Schedule:
         value = final.expr if isinstance(final, Map) else var(out.x, DType.F32)
         body.append(Stmt(scope=Scope.ELEM, target=out.x, value=value))
     ranks = {"out_1": (elem, 4), "out_2": (elem, 4), "lse_1": (Elem.F32, 3), "lse_2": (Elem.F32, 3)}
-    tensors = [TensorArg(name=n, elem=e, rank=r, access=Access.CAPTURE) for n, (e, r) in ranks.items()]
+    tensors = [TensorArg(name=n, elem=e, rank=r, access=Access.CAPTURE, strided=True) for n, (e, r) in ranks.items()]
     tensors += [
         TensorArg(name="out", elem=elem, rank=4, access=Access.OUT),
         TensorArg(name="lse", elem=Elem.F32, rank=3, access=Access.OUT),

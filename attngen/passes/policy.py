@@ -115,7 +115,7 @@ class FoldOps:
         self, used: dict[Expr, Expr], suffix: str = "", fresh: bool = False, score: Expr | None = None
     ) -> tuple[Stmt, ...]:
         """What a tile's scores add to the sums. `suffix`: of plain sums kept apart; `fresh`: they start at 0; `score`:
-        as an expression of the logit, which then is what the fragment holds."""
+        as an expression of what the fragment holds, where a tile that overflows is done again."""
         z, held = var(self.fold.x, DType.F32), var(SCORE, DType.F32)
         start = [Stmt(scope=Scope.ROW, target=s.name + suffix, value=ZERO) for s in self.plain] if fresh else []
         for s in self.plain:
@@ -224,9 +224,9 @@ class FoldOps:
         only a tile that is done again, or masked, has its scores in registers."""
         used: dict[Expr, Expr] = {}
         redone = self.moved(used, number=True)
-        fused = self.full_score is not None
+        fused, held = self.full_score is not None, var(SCORE, DType.F32)
         return [
-            *self._only(MASKED if fused else "", self.elements({}, PART, fresh=True)),
+            *self._only(MASKED if fused else "", self.elements({}, PART, fresh=True, score=held)),
             *self._only(FULL, self.elements({}, PART, fresh=True, score=self.full_score) if fused else ()),
             self._vote(NEED, self._large()),
             _guard(NEED, [*self._only(FULL, self.scored()), *redone,
@@ -243,7 +243,7 @@ class FoldOps:
         done = [self._vote(HOT, self._growing()), *self.corrected(), _map(SCORE, ones)]
         return [
             _guard(HOT, expected),
-            _map(SCORE, self.elements({}, PART, fresh=True)),
+            _map(SCORE, self.elements({}, PART, fresh=True, score=var(SCORE, DType.F32))),
             self._vote(NEED, self._large()),
             _guard(NEED, [*redone, _map(SCORE, self.elements(used, PART, fresh=True))]),
             _map(SCORE, self._summed()),

@@ -47,7 +47,7 @@ def row_kernel(
             case Input():
                 wide = Axis.DV in node.axes
                 tensors.append(TensorArg(name=node.id, elem=elem if wide else Elem.F32, rank=4 if wide else 3,
-                                         access=Access.CAPTURE))  # fmt: skip
+                                         access=Access.CAPTURE, strided=True))  # fmt: skip
                 value[own] = load(node.id, (B, H, I, J) if wide else (B, H, I), DType.F32)
             case Map() if Axis.DV in node.axes:
                 value[own] = substitute(node.expr, value)

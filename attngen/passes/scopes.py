@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from attngen.expr import Expr, Op, rebuild, var, walk
-from attngen.ir.columns import column_step
+from attngen.expr import Expr, Op, rebuild, substitute, var, walk
+from attngen.ir.columns import COLUMN, ROW, tile_steps
 from attngen.ir.ops import Scope, Stmt
 
 _LEVEL = {Scope.ITEM: 0, Scope.ROW: 1, Scope.COL: 1, Scope.ELEM: 2}
@@ -49,7 +49,7 @@ class Scopes:
     lets: dict[Expr, Stmt] = field(default_factory=dict)
     rows: dict[Expr, Stmt] = field(default_factory=dict)
     axes: Mapping[str, Scope] = field(
-        default_factory=lambda: {"i": Scope.ROW, "j": Scope.COL, "jt": Scope.COL}
+        default_factory=lambda: {"i": Scope.ROW, ROW: Scope.ROW, "j": Scope.COL, COLUMN: Scope.COL}
     )
     stepped: frozenset[str] = frozenset()
 
@@ -118,11 +118,11 @@ class Scopes:
     def _argument(
         self, x: Expr, a: Expr, scope: Scope, temporaries: list[Stmt], done: dict[tuple[Expr, Scope], Expr]
     ) -> Expr:
-        """What the column adds to an address stays where it is: it is a number times a stride."""
-        column = column_step(a) if x.op is Op.LOAD else None
-        if column is None:
+        """What the row and the column within the tile add to an address stays where it is: a number times a stride."""
+        steps = tile_steps(a) if x.op is Op.LOAD else None
+        if steps is None:
             return self._place(a, scope, temporaries, done)
-        return rebuild(a, (self._place(column[0], scope, temporaries, done), a.args[1]))
+        return substitute(a, {steps.base: self._place(steps.base, scope, temporaries, done)})
 
     def _invariant(self, x: Expr) -> bool:
         """Worth a register for the whole item: costly, and free of row values that the loop changes."""

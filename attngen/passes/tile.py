@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from attngen.config import AnyConfig, Config, FoldPolicy
+from attngen.config import AnyConfig, Config, FoldPolicy, HopperConfig
 from attngen.expr import (
     ONE,
     SCALE,
@@ -41,12 +41,12 @@ from attngen.passes.bounded import bounded, within
 from attngen.passes.choose import padded
 from attngen.passes.exponent import exponent, tile_addresses
 from attngen.passes.policy import ACCUMULATOR, WEIGHTS, FoldOps
-from attngen.passes.ranges import Visit
+from attngen.passes.ranges import Visit, VisitSource
 from attngen.passes.scopes import Scopes, Target
 from attngen.passes.simplify import simplify_expr
 from attngen.passes.stream import neutral
 from attngen.passes.textbook import SINK
-from attngen.passes.visits import M_TILE, VISIT, i32, ranges_fact, seen_keys, visits
+from attngen.passes.visits import BY_LENGTH, M_TILE, VISIT, i32, ranges_fact, seen_keys, visits
 from attngen.signature import Signature
 from attngen.spec import Storage, Variant
 
@@ -55,7 +55,7 @@ _STORAGE |= {Storage.I32: Elem.I32, Storage.I64: Elem.I64, Storage.U8: Elem.U8}
 RESERVED = frozenset((  # names that the text of a kernel gives a meaning to
     "b h i j m n t p q k v o out lse rS rP rO sQ sK sV sO tid warp lane quad smem m_tiles bh hkv i_lo i_hi "
     "n_lo n_hi full_lo full_hi end0 end1 end2 seen_lo seen_hi masked count ri ci ei at packed i0 j0 i_f j_f "
-    "i0_f j0_f scale seqlen_q seqlen_k heads batch group w w_lo w_hi steps need hot slot jt "
+    "i0_f j0_f scale seqlen_q seqlen_k heads batch group w w_lo w_hi rank n_next need hot slot it jt "
     "kv_heads n_tiles dout dlse delta dq dk dv"
 ).split())
 
@@ -72,6 +72,8 @@ class _Tiler:
     fold_ops: FoldOps
     ops: list[Step] = field(default_factory=list)
     seen: tuple[Expr | None, Expr] = (None, SEQLEN_K)  # keys that some row of the tile may see
+    captures: tuple[TensorArg, ...] = ()
+    whole: bool = False  # full tiles have no rows of padding
 
     def next_id(self) -> str:
         return f"o{len(self.ops)}"
@@ -81,6 +83,11 @@ class _Tiler:
             self.ops.append(MapOp(id=self.next_id(), over=Ref(name=over), body=body, only=only, note=note))
 
     # ---- the body of the loop ----------------------------------------------------------------------------------
+
+    @property
+    def contiguous(self) -> frozenset[str]:
+        """Captured tensors whose elements are read at a distance from the thread's first one."""
+        return frozenset(t.name for t in self.captures if not t.strided and isinstance(self.config, HopperConfig))
 
     @property
     def reads_logits(self) -> bool:
@@ -100,9 +107,9 @@ class _Tiler:
             self.ops.append(ContractTile(id=self.next_id(), d=Ref(name="rS"), a=Ref(name="sQ"),
                                          b=Ref(name="sK", transposed=True), zero=True))  # fmt: skip
         score = self.graph[mask.x]
+        visible = conj(make(Op.LT, J, SEQLEN_K), bounded(mask.visible, guarded=self.contiguous))
         if isinstance(score, Map):
             self.score(score)
-        visible = conj(make(Op.LT, J, SEQLEN_K), bounded(mask.visible))
         hidden = make(Op.WHERE, visible, var("rS", DType.F32), mask.hidden)
         self.map("rS", self.scopes.split(Target("rS", hidden)), only="masked", note=_where(self.variant, "mask"))
 
@@ -110,15 +117,17 @@ class _Tiler:
         """The user's score in place of the logits. In a full tile every pair of a query and a key is visible, and so
         inside of what a captured tensor has: only rows of padding are moved, to the last query."""
         logits = {var(i, DType.F32): var("rS", DType.F32) for i in score.inputs}
-        anywhere = substitute(bounded(score.expr), logits)
         note = _where(self.variant, "score")
         if isinstance(self.config, Config):
+            anywhere = substitute(bounded(score.expr), logits)
             self.map("rS", self.scopes.split(Target("rS", anywhere)), note=note)
             return
-        full = substitute(tile_addresses(within(score.expr), self.config.block_n), logits)
+        m, n = self.config.block_m, self.config.block_n
+        anywhere = substitute(bounded(score.expr, guarded=self.contiguous), logits)
+        contiguous = self.contiguous if self.whole else frozenset()
+        full = substitute(tile_addresses(within(score.expr, self.whole), m, n, contiguous), logits)
         # elements made of the logits keep both alive: too much where loads have to be in flight as well
-        by_position = any(variables(*x.args) & {"i", "j"} for x in loads(score.expr))
-        if self.config.policy is FoldPolicy.REFERENCE and not by_position:
+        if self.config.policy is FoldPolicy.REFERENCE and not by_position(score.expr):
             self.fold_ops.full_score = full
         versions = [(anywhere, "masked"), (full, "full")] if full is not anywhere else [(anywhere, "")]
         if self.fold_ops.full_score is not None:  # elements of full tiles are made of the logits
@@ -205,6 +214,11 @@ class _Tiler:
         return tuple(op for op in self.ops if isinstance(op, TileOp))
 
 
+def by_position(score: Expr) -> bool:
+    """Whether a captured tensor is read by query or key."""
+    return any(variables(*x.args) & {"i", "j"} for x in loads(score))
+
+
 def _where(variant: Variant, what: str) -> str:
     root = variant.score if what == "score" else variant.mask
     places = dict(variant.locations)
@@ -223,10 +237,14 @@ def tile(graph: Graph, variant: Variant, signature: Signature, config: AnyConfig
     base |= {f"{s.name}{end}": Scope.ROW for s in fold.states for end in ("", "_old", "_ref", "_next", "_t")}
     taken = {*RESERVED, *base, *(c.name for c in variant.captures)}
     scopes = Scopes(base, names, taken)
-    elem = Elem.BF16 if signature.dtype.value == "bf16" else Elem.F16
+    elem = elem_of(signature)
     # the copy engine has no other limit than the tensor's end
     seen_lets, seen = seen_keys(variant.mask) if isinstance(config, Config) else ((), (None, SEQLEN_K))
-    t = _Tiler(graph, fold, variant, signature, config, elem, scopes, FoldOps(fold, scopes, config.block_n), seen=seen)
+    whole = isinstance(config, HopperConfig) and visit.source is VisitSource.CLOSED and by_position(variant.score)
+    t = _Tiler(
+        graph, fold, variant, signature, config, elem, scopes, FoldOps(fold, scopes, config.block_n), seen=seen,
+        captures=_captures(variant, signature), whole=whole,
+    )  # fmt: skip
     t.scores()
     scored = tuple(t.ops)
     first, later = t.fold_steps()
@@ -234,10 +252,10 @@ def tile(graph: Graph, variant: Variant, signature: Signature, config: AnyConfig
     t.contraction()
     contracted = tuple(t.ops)
     epilogue = t.epilogue()
-    lets, loop, workspaces = visits(visit, config, variant.mask, (*scored, *later, *contracted))
+    lets, loop, workspaces = visits(visit, config, variant.mask, (*scored, *later, *contracted), whole)
     return Program(
         name="attn_fwd", head_dim_qk=signature.head_dim_qk, head_dim_v=signature.head_dim_v, config=config,
-        tensors=_tensors(graph, variant, elem, workspaces), scalars=_SCALARS,
+        tensors=_tensors(graph, variant, signature, workspaces), scalars=_SCALARS,
         lets=(*lets, *seen_lets, *scopes.lets.values()),
         values=(*_tiles(config, signature, elem, t.reads_logits), *_rows(t), *_uniform(t)),
         prologue=t.prologue(), first=_unmasked((*scored, *first, *contracted)) if first else (), loop=loop,
@@ -291,7 +309,24 @@ def _tiles(config: AnyConfig, signature: Signature, elem: Elem, logits: bool) ->
     )  # fmt: skip
 
 
-def _tensors(graph: Graph, variant: Variant, elem: Elem, workspaces: tuple[Workspace, ...]) -> tuple[TensorArg, ...]:
+def captured(name: str, storage: Storage, rank: int, signature: Signature) -> TensorArg:
+    strided = name in signature.strided and rank > 0
+    return TensorArg(name=name, elem=_STORAGE[storage], rank=rank, access=Access.CAPTURE, strided=strided)
+
+
+def _captures(variant: Variant, signature: Signature) -> tuple[TensorArg, ...]:
+    sink = (captured(SINK, variant.sink, 1, signature),) if variant.sink else ()
+    return (*sink, *(captured(c.name, c.storage, c.rank, signature) for c in variant.captures))
+
+
+def elem_of(signature: Signature) -> Elem:
+    return Elem.BF16 if signature.dtype.value == "bf16" else Elem.F16
+
+
+def _tensors(
+    graph: Graph, variant: Variant, signature: Signature, workspaces: tuple[Workspace, ...]
+) -> tuple[TensorArg, ...]:
+    elem = elem_of(signature)
     tensors = [TensorArg(name=n, elem=elem, rank=4, access=Access.IN) for n in ("q", "k", "v")]
     for out in graph.of(Output):
         assert isinstance(out, Output)
@@ -299,14 +334,10 @@ def _tensors(graph: Graph, variant: Variant, elem: Elem, workspaces: tuple[Works
         tensors.append(
             TensorArg(name=out.x, elem=Elem.F32 if rows_only else elem, rank=3 if rows_only else 4, access=Access.OUT)
         )
-    if variant.sink:
-        tensors.append(TensorArg(name=SINK, elem=_STORAGE[variant.sink], rank=1, access=Access.CAPTURE))
-    tensors += [
-        TensorArg(name=c.name, elem=_STORAGE[c.storage], rank=c.rank, access=Access.CAPTURE) for c in variant.captures
-    ]
+    tensors += _captures(variant, signature)
     tensors += [
         TensorArg(name=w.name, elem=w.elem, rank=len(w.shape), access=Access.WORK)
         for w in workspaces
-        if w.name == VISIT
+        if w.name in (VISIT, BY_LENGTH)
     ]
     return tuple(tensors)

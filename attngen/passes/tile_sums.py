@@ -462,8 +462,9 @@ def _tensors(t: _Tiler, workspaces: tuple[Workspace, ...]) -> tuple[TensorArg, .
     owned_rows = t.owned.own is Axis.M  # else they come as vectors
     for node in t.graph.of(Input):
         if node.id in tiles:
-            access = Access.CAPTURE if node.id == "dout" else Access.IN
-            tensors.append(TensorArg(name=node.id, elem=t.elem, rank=4, access=access))
+            given = node.id == "dout"  # as autograd hands it over
+            access = Access.CAPTURE if given else Access.IN
+            tensors.append(TensorArg(name=node.id, elem=t.elem, rank=4, access=access, strided=given))
         elif owned_rows:
             access = Access.IN if node.id in GIVEN_ROWS else Access.WORK
             tensors.append(TensorArg(name=node.id, elem=Elem.F32, rank=3, access=access))
@@ -477,7 +478,7 @@ def _tensors(t: _Tiler, workspaces: tuple[Workspace, ...]) -> tuple[TensorArg, .
         TensorArg(name=out.x, elem=Elem.F32, rank=len(out.index), access=Access.WORK) for out in element_sums(t.graph)
     ]
     tensors += [
-        TensorArg(name=c.name, elem=_STORAGE[c.storage], rank=c.rank, access=Access.CAPTURE)
+        TensorArg(name=c.name, elem=_STORAGE[c.storage], rank=c.rank, access=Access.CAPTURE, strided=True)
         for c in t.variant.captures
     ]
     tensors += [

@@ -3,17 +3,17 @@ form.
 
 Before   a module whose main kernel reads `visit`, and workspaces for it
 After    a kernel in front of it: one CTA a row tile evaluates the mask on every element inside the hull that the
-interval
-         analysis gives, and writes the tiles that have a visible pair, masked ones from the front, full ones from the
-         back
+         interval analysis gives, and writes the tiles that have a visible pair, masked ones first; another ranks row
+         tiles by the length of their lists, where the main kernel takes its items by rank
 Why      exact, in O(S) memory a row tile, and the work is a small fraction of the attention itself"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from attngen.expr import DType, Expr, loads, var, variables
-from attngen.ir.ops import CompactTiles, CtaSync, ScanTiles, Scope, Stmt
+from attngen.ir.ops import CompactTiles, CtaSync, RankTile, ScanTiles, Scope, Stmt
 from attngen.ir.program import Program
 from attngen.ir.schedule import (
     Access,
@@ -24,6 +24,7 @@ from attngen.ir.schedule import (
     Kernel,
     Order,
     Role,
+    ScalarArg,
     Schedule,
     TensorArg,
     Work,
@@ -34,7 +35,7 @@ from attngen.passes.key_visits import key_lets, transposed_ranges
 from attngen.passes.ranges import ranges
 from attngen.passes.scopes import Scopes, Target
 from attngen.passes.tile import RESERVED
-from attngen.passes.visits import VISIT, row_lets
+from attngen.passes.visits import BY_LENGTH, CLASSES, VISIT, row_lets
 
 WARPS = 32  # the kernel waits for loads: all the warps an SM can hold
 
@@ -54,28 +55,49 @@ def add_visit_table(schedule: Schedule, program: Program) -> Schedule:
     )
     names = {e.name for e in loads(mask)}
     tensors = tuple(t for t in program.tensors if t.access is Access.CAPTURE and t.name in names)
-    work = tuple(
-        TensorArg(name=w.name, elem=w.elem, rank=len(w.shape), access=Access.WORK) for w in schedule.workspaces
-    )
+    spaces = {
+        w.name: TensorArg(name=w.name, elem=w.elem, rank=len(w.shape), access=Access.WORK) for w in schedule.workspaces
+    }
+    place = Work(
+        source=WorkSource.GRID, order=Order.ASCENDING, block_m=program.config.block_m,
+        per_batch="b" in variables(mask), per_head="h" in variables(mask),
+    )  # fmt: skip
+    scalars = tuple(s for s in program.scalars if s.dtype is DType.I32)
     lo, hi = var("n_lo", DType.I32), var("n_hi", DType.I32)
     block = Block(
         name="scan",
         ops=(
-            ScanTiles(id="V1", dst="classes", body=(*scopes.rows.values(), *visible), block_n=block_n, lo=lo, hi=hi),
+            ScanTiles(id="V1", dst=CLASSES, body=(*scopes.rows.values(), *visible), block_n=block_n, lo=lo, hi=hi),
             CtaSync(id="V2"),
-            CompactTiles(id="V3", dst=VISIT, src="classes", lo=lo, hi=hi),
+            CompactTiles(id="V3", dst=VISIT, src=CLASSES, lo=lo, hi=hi),
         ),
     )
     item = Item(lets=lets, body=(block,))
     kernel = Kernel(
-        name="visit_table", threads=32 * WARPS, min_ctas=1,
-        work=Work(source=WorkSource.GRID, order=Order.ASCENDING, block_m=program.config.block_m,
-                  per_batch="b" in variables(mask), per_head="h" in variables(mask)),
-        tensors=(*tensors, *work), scalars=tuple(s for s in program.scalars if s.dtype is DType.I32), buffers=(),
+        name="visit_table", threads=32 * WARPS, min_ctas=1, work=place,
+        tensors=(*tensors, spaces[VISIT], spaces[CLASSES]), scalars=scalars, buffers=(),
         roles=(Role(name="scan", first_warp=0, warps=WARPS, regs=255, values=(), item=item),),
     )  # fmt: skip
     fact = Fact(subject="visit_table", text=f"{32 * WARPS} threads a row tile; one list {_shared(mask)}")
-    return dataclasses.replace(schedule, kernels=(kernel, *schedule.kernels), facts=(*schedule.facts, fact))
+    return dataclasses.replace(
+        schedule, kernels=(kernel, *_ranked(schedule, place, spaces, scalars), *schedule.kernels),
+        facts=(*schedule.facts, fact),
+    )  # fmt: skip
+
+
+def _ranked(
+    schedule: Schedule, place: Work, spaces: Mapping[str, TensorArg], scalars: tuple[ScalarArg, ...]
+) -> tuple[Kernel, ...]:
+    """The kernel that ranks row tiles by the length of their lists, where the items of the main one are ranks: one warp
+    a row tile."""
+    if schedule.kernels[-1].work.order is not Order.RANKED:
+        return ()
+    block = Block(name="rank", ops=(RankTile(id="R1", dst=BY_LENGTH, src=VISIT),))
+    role = Role(name="rank", first_warp=0, warps=1, regs=255, values=(), item=Item(lets=(), body=(block,)))
+    return (Kernel(
+        name="rank_tiles", threads=32, min_ctas=1, work=place, tensors=(spaces[VISIT], spaces[BY_LENGTH]),
+        scalars=scalars, buffers=(), roles=(role,),
+    ),)  # fmt: skip
 
 
 def _shared(mask: Expr) -> str:

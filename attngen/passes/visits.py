@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attngen.config import Config, TileConfig
+from attngen.config import Config, HopperConfig, TileConfig
 from attngen.expr import (
     SEQLEN_K,
     SEQLEN_Q,
@@ -20,6 +20,7 @@ from attngen.expr import (
     substitute,
     var,
     variables,
+    where,
 )
 from attngen.interval import analyse
 from attngen.ir.ops import Scope, Stmt
@@ -31,8 +32,10 @@ from attngen.sums import tidy
 
 M_TILE, T, W = var("m", DType.I32), var("t", DType.I32), var("w", DType.I32)
 I_LO, I_HI = var("i_lo", DType.I32), var("i_hi", DType.I32)
-VISIT = "visit"
+VISIT, CLASSES = "visit", "classes"
+BY_LENGTH = "by_length"  # row tiles of a list, those with most key tiles first
 ROWS_A_GROUP = 64
+LISTED_FROM = 2  # a list starts with its number of masked tiles, and of all; one entry more is read at its end
 
 
 def i32(name: str) -> Expr:
@@ -70,13 +73,16 @@ def seen_keys(mask: Expr) -> tuple[tuple[Stmt, ...], tuple[Expr | None, Expr]]:
 Visits = tuple[tuple[Stmt, ...], TileLoop, tuple[Workspace, ...]]
 
 
-def visits(visit: Visit, config: TileConfig, mask: Expr, body: tuple[Step, ...]) -> Visits:
-    """Scalars of the item, the loop over its tiles, and the workspaces that a list of tiles needs."""
+def visits(visit: Visit, config: TileConfig, mask: Expr, body: tuple[Step, ...], whole: bool = False) -> Visits:
+    """Scalars of the item, the loop over its tiles, and the workspaces that a list of tiles needs. `whole`: no tile
+    with rows of padding is full."""
     if visit.source is VisitSource.TABLE:
         return _listed(config, mask, body)
     closed = {k: bounded(getattr(visit, k)) for k in ("lo", "hi", "full_lo", "full_hi")}
-    make_ends = _cta_ends if isinstance(config, Config) else _group_ends
-    lets, ends = make_ends(config, closed, len(visit.ranges))
+    if isinstance(config, Config):
+        lets, ends = _cta_ends(closed, len(visit.ranges))
+    else:
+        lets, ends = _group_ends(config, closed, len(visit.ranges), whole)
     tile = sub(sub(i32("n_hi"), const(1)), T)
     return (*row_lets(config), *lets), TileLoop(
         classes=tuple(c.value for c in visit.ranges), ends=ends, tile=tile, body=numbered(body)
@@ -86,7 +92,7 @@ def visits(visit: Visit, config: TileConfig, mask: Expr, body: tuple[Step, ...])
 Ends = tuple[tuple[Stmt, ...], tuple[Expr, ...]]
 
 
-def _cta_ends(config: TileConfig, closed: dict[str, Expr], ranges: int) -> Ends:
+def _cta_ends(closed: dict[str, Expr], ranges: int) -> Ends:
     """The classes of a tile are those of all rows of the CTA."""
     lo, hi = i32("n_lo"), i32("n_hi")
     lets = [_let(f"n_{k}" if k in ("lo", "hi") else k, v) for k, v in closed.items()]
@@ -97,17 +103,21 @@ def _cta_ends(config: TileConfig, closed: dict[str, Expr], ranges: int) -> Ends:
     return tuple(lets), tuple(i32(f"end{k}") for k in range(len(ends)))
 
 
-def _group_ends(config: TileConfig, closed: dict[str, Expr], ranges: int) -> Ends:
+def _group_ends(config: TileConfig, closed: dict[str, Expr], ranges: int, whole: bool) -> Ends:
     """All warpgroups visit the tiles of the CTA, at least one (its state then is that of no key); the classes of a tile
     are those of a warpgroup's own rows."""
     lo, hi = i32("n_lo"), i32("n_hi")
     rows = {I_LO: i32("w_lo"), I_HI: i32("w_hi")}
+    full = {k: substitute(closed[k], rows) for k in ("full_lo", "full_hi")}
+    if whole:
+        last = add(i32("w_lo"), const(ROWS_A_GROUP - 1))
+        full = {k: where(make(Op.EQ, i32("w_hi"), last), e, lo) for k, e in full.items()}
     lets = [
         _let("n_lo", closed["lo"]),
         _let("n_hi", maximum(closed["hi"], const(1))),
         _let("count", maximum(sub(hi, lo), const(1))),
         *group_lets(config),
-        *(_let(k, substitute(closed[k], rows)) for k in ("full_lo", "full_hi")),
+        *(_let(k, e) for k, e in full.items()),
     ]
     ends = [sub(hi, i32("full_hi")), sub(hi, i32("full_lo"))][: ranges - 1]
     lets += [_let(f"end{k}", e) for k, e in enumerate(ends)]
@@ -121,20 +131,22 @@ def _listed(config: TileConfig, mask: Expr, body: tuple[Step, ...]) -> Visits:
     def entry(k: Expr) -> Expr:
         return load(VISIT, (*at, M_TILE, k), DType.I32)
 
-    lets = [*row_lets(config), _let("masked", entry(const(0))), _let("count", add(i32("masked"), entry(const(1))))]
-    masked = make(Op.LT, T, i32("masked"))
-    back = sub(sub(i32(f"{VISIT}_n3"), const(1)), sub(T, i32("masked")))
-    n, end = entry(make(Op.WHERE, masked, add(T, const(2)), back)), i32("count")
-    if not isinstance(config, Config):  # at least one tile is visited; all of its keys are masked
-        lets.append(_let("steps", maximum(i32("count"), const(1))))
-        n, end = make(Op.WHERE, make(Op.EQ, i32("count"), const(0)), const(0), n), i32("steps")
-    loop = TileLoop(classes=("masked", "full"), ends=(i32("masked"), end), tile=n, body=numbered(body))
     sizes = tuple(const(1) if x is None else x for x in lead)
     rows, keys = _tile_count(SEQLEN_Q, config.block_m), _tile_count(SEQLEN_K, config.block_n)
-    return tuple(lets), loop, (
-        Workspace(name=VISIT, elem=Elem.I32, shape=(*sizes, rows, add(keys, const(2)))),
-        Workspace(name="classes", elem=Elem.U8, shape=(*sizes, rows, keys)),
+    spaces = [
+        Workspace(name=VISIT, elem=Elem.I32, shape=(*sizes, rows, add(keys, const(LISTED_FROM + 1)))),
+        Workspace(name=CLASSES, elem=Elem.U8, shape=(*sizes, rows, keys)),
+    ]
+    lets = [*row_lets(config), _let("masked", entry(const(0))), _let("count", entry(const(1)))]
+    if isinstance(config, HopperConfig):  # at least one tile is visited; all of its keys are masked
+        lets[-1] = _let("count", maximum(lets[-1].value, const(1)))
+        lets.insert(0, _let("m", load(BY_LENGTH, (*at, i32("rank")), DType.I32)))
+        spaces.append(Workspace(name=BY_LENGTH, elem=Elem.I32, shape=(*sizes, rows)))
+    loop = TileLoop(
+        classes=("masked", "full"), ends=(i32("masked"), i32("count")), tile=entry(add(T, const(LISTED_FROM))),
+        body=numbered(body),
     )  # fmt: skip
+    return tuple(lets), loop, tuple(spaces)
 
 
 def _let(name: str, value: Expr) -> Stmt:

@@ -1,8 +1,9 @@
 """Configurations that were measured fastest among the first in rank, and how a table of them is written.
 
-What decides is the score, the head dims and the type; masks change how many tiles there are, not what a tile costs. The
-model's ranking follows behind, for a compiler that refuses the first. The tables here come with the package; one of a
-machine's own measurements has the same form (attngen.measured)."""
+What decides is the form of the score, the head dims, and whether tiles come from a list; constants, names of tensors
+and other masks change what is computed and how many tiles there are, not what a tile costs. The model's ranking follows
+behind, for a compiler that refuses the first. The tables here come with the package; one of a machine's own
+measurements has the same form (attngen.measured)."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from attngen.config import AnyConfig, read, written
-from attngen.expr import SCORE
+from attngen.expr import SCORE, Expr, Op, load, rebuild, var, walk
 from attngen.exprtext import show
+from attngen.passes.ranges import VisitSource, ranges
 from attngen.signature import VECTOR_BYTES, Signature
 from attngen.spec import Normalizer, Variant
 from attngen.target import Target
@@ -55,15 +57,33 @@ class Table:
         return replace(self, entries={**self.entries, key: entry})
 
 
+LISTED = "listed"
 UNITS = {"tflops": "TFLOP/s", "ms": "ms"}  # by their name in a file
 
 
-def key_of(variant: Variant, signature: Signature) -> str:
-    """The word for a score, and the head dims."""
+def keys_of(variant: Variant, signature: Signature) -> tuple[str, ...]:
+    """The word for the form of a score, and the head dims; before it the same of listed tiles, where they are."""
     plain = variant.score is SCORE and variant.scale_positive and variant.normalizer is Normalizer.SOFTMAX
-    text = f"{show(variant.score)} {variant.scale_positive} {variant.normalizer.value}"
+    text = f"{show(form(variant.score))} {variant.scale_positive} {variant.normalizer.value}"
     word = "plain" if plain else hashlib.sha256(text.encode()).hexdigest()[:16]
-    return f"{word} {signature.head_dim_qk} {signature.head_dim_v}"
+    dims = f"{signature.head_dim_qk} {signature.head_dim_v}"
+    listed = ranges(variant.mask, 64).source is VisitSource.TABLE  # of tiles of any size
+    return (*((f"{word} {LISTED} {dims}",) if listed else ()), f"{word} {dims}")
+
+
+def form(score: Expr) -> Expr:
+    """The same with one constant for all, and tensors by their place."""
+    forms: dict[Expr, Expr] = {}
+    names: dict[str, str] = {}
+    for e in walk(score):
+        args = tuple(forms[a] for a in e.args)
+        if e.op is Op.CONST:
+            forms[e] = var("constant", e.dtype)
+        elif e.op is Op.LOAD:
+            forms[e] = load(names.setdefault(e.name, f"tensor{len(names)}"), args, e.dtype)
+        else:
+            forms[e] = rebuild(e, args)
+    return forms[score]
 
 
 # ---- as JSON -----------------------------------------------------------------------------------------------------
@@ -101,8 +121,13 @@ def shipped(target: Target) -> Table | None:
     return table_of(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
-def lookup(variant: Variant, signature: Signature, target: Target) -> AnyConfig | None:
+def found(variant: Variant, signature: Signature, target: Target) -> tuple[Table, Entry] | None:
     """What was measured holds for rows that the copy engine reads: threads that copy need registers, and time."""
     table = shipped(target) if signature.alignment == VECTOR_BYTES else None
-    entry = table.entries.get(key_of(variant, signature)) if table else None
-    return entry.config if entry else None
+    keys = keys_of(variant, signature) if table else ()
+    return next(((table, table.entries[key]) for key in keys if table and key in table.entries), None)
+
+
+def lookup(variant: Variant, signature: Signature, target: Target) -> AnyConfig | None:
+    known = found(variant, signature, target)
+    return known[1].config if known else None

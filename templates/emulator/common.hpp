@@ -43,6 +43,12 @@ DI int ld_s64(const i64* p, LINE) {
   return (int)(x > top ? top : x < -top - 1 ? -top - 1 : x);
 }
 DI int ld_u8(const u8* p, LINE) { return *(const u8*)emu::global_read(p, 1, line); }
+DI float ld_f32_if(const float* p, bool ok, LINE) { return ok ? ld_f32(p, line) : 0.0f; }
+DI float ld_bf16_if(const u16* p, bool ok, LINE) { return ok ? ld_bf16(p, line) : 0.0f; }
+DI float ld_f16_if(const u16* p, bool ok, LINE) { return ok ? ld_f16(p, line) : 0.0f; }
+DI int ld_s32_if(const int* p, bool ok, LINE) { return ok ? ld_s32(p, line) : 0; }
+DI int ld_s64_if(const i64* p, bool ok, LINE) { return ok ? ld_s64(p, line) : 0; }
+DI int ld_u8_if(const u8* p, bool ok, LINE) { return ok ? ld_u8(p, line) : 0; }
 DI u32 ld_global_u16(const u16* p, LINE) { return *(const u16*)emu::global_read(p, 2, line); }
 DI int ld_global_s32(const int* p, LINE) { return *(const int*)emu::global_read(p, 4, line); }
 DI void ld_v4_s32(int& x0, int& x1, int& x2, int& x3, const int* p, LINE) {

@@ -73,6 +73,48 @@ DI int ld_u8(const u8* p) {
   return x;
 }
 
+// ld_f32 where ok; else nothing is read: 0
+DI float ld_f32_if(const float* p, bool ok) {
+  float x;
+  asm("{\n.reg .pred q;\nsetp.ne.s32 q, %2, 0;\nmov.f32 %0, 0f00000000;\n@q ld.global.nc.f32 %0, [%1];\n}" : "=f"(x) : "l"(p), "r"((int)ok));
+  return x;
+}
+
+// ld_bf16 where ok; else nothing is read: 0
+DI float ld_bf16_if(const u16* p, bool ok) {
+  float x;
+  asm("{\n.reg .pred q;\n.reg .b16 lo, hi;\nsetp.ne.s32 q, %2, 0;\nmov.b16 lo, 0;\nmov.b16 hi, 0;\n@q ld.global.nc.b16 hi, [%1];\nmov.b32 %0, {lo, hi};\n}" : "=f"(x) : "l"(p), "r"((int)ok));
+  return x;
+}
+
+// ld_f16 where ok; else nothing is read: 0
+DI float ld_f16_if(const u16* p, bool ok) {
+  float x;
+  asm("{\n.reg .pred q;\n.reg .b16 h;\nsetp.ne.s32 q, %2, 0;\nmov.b16 h, 0;\n@q ld.global.nc.b16 h, [%1];\ncvt.f32.f16 %0, h;\n}" : "=f"(x) : "l"(p), "r"((int)ok));
+  return x;
+}
+
+// ld_s32 where ok; else nothing is read: 0
+DI int ld_s32_if(const int* p, bool ok) {
+  int x;
+  asm("{\n.reg .pred q;\nsetp.ne.s32 q, %2, 0;\nmov.s32 %0, 0;\n@q ld.global.nc.s32 %0, [%1];\n}" : "=r"(x) : "l"(p), "r"((int)ok));
+  return x;
+}
+
+// ld_s64 where ok; else nothing is read: 0
+DI int ld_s64_if(const i64* p, bool ok) {
+  int x;
+  asm("{\n.reg .pred q;\n.reg .s64 w;\nsetp.ne.s32 q, %2, 0;\nmov.s64 w, 0;\n@q ld.global.nc.s64 w, [%1];\ncvt.sat.s32.s64 %0, w;\n}" : "=r"(x) : "l"(p), "r"((int)ok));
+  return x;
+}
+
+// ld_u8 where ok; else nothing is read: 0
+DI int ld_u8_if(const u8* p, bool ok) {
+  int x;
+  asm("{\n.reg .pred q;\nsetp.ne.s32 q, %2, 0;\nmov.s32 %0, 0;\n@q ld.global.nc.u8 %0, [%1];\n}" : "=r"(x) : "l"(p), "r"((int)ok));
+  return x;
+}
+
 // ld.global.u16: coherent, 0 .. 65535
 DI u32 ld_global_u16(const u16* p) {
   u32 x;

@@ -16,7 +16,7 @@ from attngen.ir.walk import expressions, references, statements, tiles_of
 from attngen.target import Feature
 
 INDICES = frozenset(  # of the item, of an element, of a part of a role
-    {"b", "h", "hkv", "i", "j", "jt", "m", "n", "w"}
+    {"b", "h", "hkv", "i", "j", "it", "jt", "m", "n", "rank", "w"}
 )
 FEATURES: dict[type[Op], Feature] = {
     o.CpAsync: Feature.CP_ASYNC, o.CpVector: Feature.CP_ASYNC, o.CpCommit: Feature.CP_ASYNC, o.CpWait: Feature.CP_ASYNC,

@@ -23,6 +23,8 @@ class Touch(Enum):
     ALL = "all"
 
 
+PLACE = frozenset({"b", "h", "m"})  # of an item: the same in all of its steps
+
 _Use = tuple[Ref, Touch, bool, str]
 
 
@@ -55,6 +57,8 @@ def accesses(op: Op, case: Case) -> Iterator[_Use]:
             yield Ref(name=op.dst), Touch.OWN, True, ""
         case o.CompactTiles():
             yield Ref(name=op.src), Touch.ALL, False, ""
+            yield Ref(name=op.dst), Touch.OWN, True, ""
+        case o.RankTile():  # its lists are an earlier kernel's
             yield Ref(name=op.dst), Touch.OWN, True, ""
         case o.SortItems():
             yield op.keys, Touch.OWN, True, ""
@@ -91,7 +95,7 @@ def streamed(kernel: Kernel) -> frozenset[str]:
         for loop in tiles_of(role):
             last = variables(loop.ranges[-1].end)
             names |= {loop.var, *(s.target for s in loop.lets), *last}
-            names |= {v for n in last & set(lets) for v in variables(lets[n]) & set(lets)}
+            names |= {v for n in last & set(lets) for v in variables(lets[n]) & set(lets)} - PLACE
         for op in ops(role):
             if isinstance(op, o.CpAsync | o.CpVector | o.CopyTile | o.TmaLoad) and variables(op.row) & names:
                 result.add(op.dst.name)

@@ -174,7 +174,7 @@ def consumed(kernel: Kernel) -> set[str]:
         roots = [s.value for s in role.item.lets]
         for op in ops(role):
             roots += [*expressions(op), *(e for s in statements(op) for e in s.exprs)]
-            if isinstance(op, o.CompactTiles | o.DealItems | o.CastFrag):
+            if isinstance(op, o.CompactTiles | o.RankTile | o.DealItems | o.CastFrag):
                 names.add(op.src)
         names |= {e.name for e in walk(*roots) if e.op is ExprOp.LOAD}
     return names

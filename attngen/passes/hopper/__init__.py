@@ -2,8 +2,9 @@
 synchronize, allocate, reasons; `choose` ranks the configurations they are given."""
 
 from attngen.passes.hopper.allocate import allocate as allocate
-from attngen.passes.hopper.choose import ITEM_KEYS as ITEM_KEYS
+from attngen.passes.hopper.choose import LENGTH as LENGTH
 from attngen.passes.hopper.choose import Candidate as Candidate
+from attngen.passes.hopper.choose import beside as beside
 from attngen.passes.hopper.choose import excluded as excluded
 from attngen.passes.hopper.choose import output_pieces as output_pieces
 from attngen.passes.hopper.choose import ranked as ranked

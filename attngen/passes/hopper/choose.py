@@ -5,7 +5,8 @@ cores. What exceeds registers or shared memory is left out; the rest is ranked b
 simulated cycles of an item over its rows and keys. Shapes are ranked first, each with one order of its products, then
 the orders of the best shapes.
 
-The model sees one item; how long it is depends on the call, which is not known here: `ITEM_KEYS` keys stand for it."""
+The model sees one item; how many there are, and how long, depends on the call, which is not known here: `LENGTH`
+queries and keys stand for it, in whole tiles."""
 
 from __future__ import annotations
 
@@ -15,19 +16,22 @@ from itertools import product
 
 from attngen.config import FoldPolicy, HopperConfig
 from attngen.errors import PassError
+from attngen.expr import Expr
 from attngen.ir.schedule import Kernel
 from attngen.layout import SmemLayout, Swizzle
 from attngen.model import Estimate, estimate
 from attngen.passes.choose import padded
 from attngen.passes.hopper.copies import copier
 from attngen.passes.hopper.stage import registers
+from attngen.passes.tile import by_position
 from attngen.signature import Signature
 from attngen.target import Target
 
 BASE = 1024  # the swizzle atom that the first buffer is aligned to
 BARRIERS = 512  # room for the mbarriers of all rings
 ADDRESSES = 24  # registers beside accumulators and A fragments that no kernel does without
-ITEM_KEYS = 4096
+READS = 16  # and those of neighbours that a score reads at its query or key: with fewer ptxas spills (CUDA 13)
+LENGTH = 4096
 BLOCK_N = (48, 64, 80, 96, 112, 128, 144, 160, 176)
 # (stages, issue): a tile's second product beside the next tile's first, behind it or before it; or in its own step
 SLOTS = (4, 2)
@@ -89,18 +93,23 @@ def fragments(config: HopperConfig, signature: Signature) -> int:
     return config.block_n // 2 + padded(signature.head_dim_v) // 2 + copies * config.block_n // 4
 
 
-def excess(config: HopperConfig, signature: Signature, target: Target) -> str | None:
-    """The limit that a configuration exceeds; None: it fits."""
+def beside(score: Expr) -> int:
+    """Registers a thread beside accumulators and A fragments."""
+    return ADDRESSES + (READS if by_position(score) else 0)
+
+
+def excess(config: HopperConfig, signature: Signature, target: Target, spare: int = ADDRESSES) -> str | None:
+    """The limit that a configuration exceeds; None: it fits. `spare`: registers `beside` what it holds."""
     used, limit = fragments(config, signature), registers(config, target.regs_per_sm, copier(signature))[1]
-    if ADDRESSES + used >= limit:
-        return f"accumulators, A fragments, addresses take {used} + {ADDRESSES} registers a thread, not below {limit}"
+    if spare + used >= limit:
+        return f"accumulators, A fragments, addresses take {used} + {spare} registers a thread, not below {limit}"
     if needed_bytes(config, signature) > target.smem_per_cta:
         return _too_large(config, signature, target)
     return None
 
 
-def fits(config: HopperConfig, signature: Signature, target: Target) -> bool:
-    return excess(config, signature, target) is None
+def fits(config: HopperConfig, signature: Signature, target: Target, spare: int = ADDRESSES) -> bool:
+    return excess(config, signature, target, spare) is None
 
 
 def every_shape(policy: FoldPolicy) -> list[list[HopperConfig]]:
@@ -115,27 +124,29 @@ def every_shape(policy: FoldPolicy) -> list[list[HopperConfig]]:
     ]
 
 
-def shapes(signature: Signature, target: Target, policy: FoldPolicy) -> list[HopperConfig]:
+def shapes(
+    signature: Signature, target: Target, policy: FoldPolicy, spare: int = ADDRESSES
+) -> list[HopperConfig]:
     """Legal configurations, one order of products each."""
-    found = (next((c for c in legal if fits(c, signature, target)), None) for legal in every_shape(policy))
+    found = (next((c for c in legal if fits(c, signature, target, spare)), None) for legal in every_shape(policy))
     return [config for config in found if config is not None]
 
 
-def excluded(signature: Signature, target: Target) -> list[tuple[str, str]]:
+def excluded(signature: Signature, target: Target, spare: int = ADDRESSES) -> list[tuple[str, str]]:
     """Shapes that do not fit in any order, and the limit that the smallest of their configurations exceeds."""
     result = []
     for legal in every_shape(FoldPolicy.RUNNING):
-        over = [excess(c, signature, target) for c in legal]
+        over = [excess(c, signature, target, spare) for c in legal]
         if None not in over:
             smallest = legal[-1]
             result.append((f"m{smallest.block_m}n{smallest.block_n}g{smallest.warpgroups}", str(over[-1])))
     return result
 
 
-def reordered(config: HopperConfig, signature: Signature, target: Target) -> list[HopperConfig]:
+def reordered(config: HopperConfig, signature: Signature, target: Target, spare: int) -> list[HopperConfig]:
     """The other orders of a shape's products."""
     others = (replace(config, stages=stages, issue=issue) for stages, issue in ORDERS)
-    return [c for c in others if c != config and fits(c, signature, target)]
+    return [c for c in others if c != config and fits(c, signature, target, spare)]
 
 
 @dataclass(frozen=True)
@@ -147,20 +158,22 @@ class Candidate:
 
     @property
     def cost(self) -> float:
-        keys = ITEM_KEYS // self.config.block_n
-        return self.estimate.cycles(keys) / (self.config.block_m * ITEM_KEYS)
+        c = self.config
+        rows, tiles = -(-LENGTH // c.block_m) * c.block_m, -(-LENGTH // c.block_n)
+        return self.estimate.cycles(tiles) / (c.block_m * LENGTH) * rows / LENGTH
 
 
 def ranked(
-    signature: Signature, target: Target, policies: tuple[FoldPolicy, ...], build: Build
+    signature: Signature, target: Target, policies: tuple[FoldPolicy, ...], build: Build, spare: int = ADDRESSES
 ) -> tuple[Candidate, ...]:
-    """`policies`: those that the fold allows; the cheapest is taken. `build`: the kernel of a configuration."""
+    """`policies`: those that the fold allows; the cheapest is taken. `build`: the kernel of a configuration. `spare`:
+    registers `beside` accumulators and fragments."""
 
     def simulated(configs: Iterable[HopperConfig]) -> list[Candidate]:
         return [Candidate(c, estimate(build(c), target)) for c in configs]
 
     cheapest = [p for p in policies if p is not FoldPolicy.ANTICIPATED]
-    found = by_slack(simulated(shapes(signature, target, cheapest[0])))
+    found = by_slack(simulated(shapes(signature, target, cheapest[0], spare)))
     if not found:
         raise PassError(f"choose: no tile shape fits {signature} on {target.name}")
     best = found[0].config
@@ -169,7 +182,7 @@ def ranked(
     if policy is not best.policy:
         found = simulated(replace(c.config, policy=policy) for c in found)
     for candidate in by_slack(found)[:REORDERED]:
-        found += simulated(reordered(candidate.config, signature, target))
+        found += simulated(reordered(candidate.config, signature, target, spare))
     return tuple(anticipating(c, policies) for c in by_slack(found))
 
 

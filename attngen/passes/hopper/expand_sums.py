@@ -17,7 +17,7 @@ from attngen.ir.ops import Ref, Scope, Stmt
 from attngen.ir.schedule import Block, Kernel, Role, Tiles
 from attngen.passes.hopper.expand import indexed
 from attngen.passes.hopper.stage import T
-from attngen.passes.hopper.synchronize_sums import behind
+from attngen.passes.hopper.synchronize_sums import ahead, behind
 
 
 class Slots:
@@ -41,11 +41,12 @@ class Slots:
             assert isinstance(at.value, int)
             yield const(at.value % size)
             return
-        distance = behind(ref)
+        distance = behind(ref) - ahead(ref)
         key = (distance, size)
         if key not in self.lets:
-            value = make(Op.MOD, add(T, const(size - distance)) if distance else T, const(size))
-            self.lets[key] = Stmt(scope=Scope.ITEM, target=f"{'last' if distance else 'slot'}{size}", value=value)
+            value = make(Op.MOD, add(T, const((size - distance) % size)) if distance else T, const(size))
+            name = "slot" if not distance else "last" if distance > 0 else "next"
+            self.lets[key] = Stmt(scope=Scope.ITEM, target=f"{name}{size}", value=value)
         yield var(self.lets[key].target, DType.I32)
 
 

@@ -149,6 +149,8 @@ class _Reasons:
     def work(self) -> str:
         if self.kernel.work.order is Order.LONGEST_FIRST:
             return "row tiles with most keys first, so that what ends last is short"
+        if self.kernel.work.order is Order.RANKED:
+            return "row tiles with most keys first: the device ranks them, as the number of their keys depends on data"
         return "row tiles in their order: how many keys one has depends on data or on the head"
 
     def registers(self) -> Iterator[Fact]:

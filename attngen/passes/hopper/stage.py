@@ -65,7 +65,7 @@ from attngen.layout import SmemLayout, Swizzle
 from attngen.passes.hopper.copies import Copier, copier
 from attngen.passes.hopper.flight import reads, writes
 from attngen.passes.ranges import TileClass
-from attngen.passes.visits import ROWS_A_GROUP
+from attngen.passes.visits import BY_LENGTH, ROWS_A_GROUP
 from attngen.signature import VECTOR_BYTES, Signature, store_bytes
 from attngen.target import Target
 
@@ -184,11 +184,16 @@ class Stager:
             for c, e in zip(p.loop.classes, p.loop.ends, strict=True)
         )
         tiles = Tiles(
-            var="t", start=1, ranges=ranges, lets=(self.tile_let(),),
+            var="t", start=1, ranges=ranges, lets=(self.tile_let(),), ahead=self.listed,
             step=steps_of("S", self.merged(step, last)), drain=steps_of("D", [*last, *epilogue] if last else []),
         )  # fmt: skip
         stores = steps_of("E", [*([] if last else epilogue), *self.stores()])
         return Block(name="peel", ops=steps_of("P", peeled)), tiles, Block(name="store", ops=stores)
+
+    @property
+    def listed(self) -> bool:
+        """A list in memory says which tile is next."""
+        return bool(loads(self.program.loop.tile))
 
     def tile_let(self, tile: Expr = T) -> Stmt:
         value = fold(substitute(self.program.loop.tile, {T: tile}))
@@ -235,7 +240,7 @@ class Stager:
         rest = [self.load(op, None) for op in tiles[1:]]
         return Tiles(
             var="t", start=0, ranges=(Range(cls="all", end=self.program.loop.count),), lets=(self.tile_let(),),
-            step=steps_of("L", [*first, *once, *rest]),
+            ahead=self.listed, step=steps_of("L", [*first, *once, *rest]),
         )  # fmt: skip
 
     def load(self, op: LoadTile, when: Expr | None) -> TmaLoad | CpAsync | CopyTile:
@@ -316,7 +321,10 @@ def registers(config: HopperConfig, regs_per_sm: int, by: Copier) -> tuple[int, 
 
 
 def order_of(program: Program) -> Order:
-    """By length, where it follows from the row tile; what depends on data, or on the head, comes in turn."""
+    """By length, where it follows from the row tile or the device ranks them; what else depends on data, or on the
+    head, comes in turn."""
+    if any(w.name == BY_LENGTH for w in program.workspaces):
+        return Order.RANKED
     count = program.loop.count
     for let in reversed(program.lets):
         count = substitute(count, {var(let.target, let.value.dtype): let.value})

@@ -16,7 +16,7 @@ from functools import cached_property
 
 from attngen.config import HopperSumsConfig
 from attngen.errors import PassError
-from attngen.expr import SEQLEN_K, Expr, Op, add, const, make, mul, sub, substitute, where
+from attngen.expr import SEQLEN_K, Expr, H, Op, add, const, make, mul, sub, substitute, var, where
 from attngen.fold import fold
 from attngen.ir.ops import (
     Assign,
@@ -75,6 +75,7 @@ from attngen.passes.visits import ROWS_A_GROUP, i32
 from attngen.target import Target
 
 LAST = sub(T, const(1))
+MORE_ADDRESSES = 24  # of the role of parts, where it works out those of copies, too
 LEAST_REGS = 32  # of the load role, which works out where each tile is
 ADDRESSES = 24  # registers below the first accumulator (attngen.ir.rules.registers)
 LOAD, SHED, MATH = "load", "shed", "math"
@@ -269,13 +270,46 @@ class SumStager:
             Value(name=name, fragment=Fragment.ACC, dtype="f32", rows=16, cols=width, rows_axis="M", cols_axis="D")
             for name, width in self.accumulators().items()
         )  # fmt: skip
-        loop = self.program.loop
+        loop, lets, ahead = self.program.loop, self.program.lets, list[AnyOp]()
+        place, body = self.place(T), list[Block | Tiles]()
+        if self.config.merged:
+            distance = self.config.slots - 1
+            first = [self.copies(const(n), make(Op.LT, const(n), loop.count), f"_{n}") for n in range(distance)]
+            lets = (*lets, self.own_row(), *(s for stated, _ in first for s in stated))
+            items = [self.load(op, item=True) for op in self.item_loads]
+            copies = [op for _, ops in first for op in ops]
+            # what the first products need comes first
+            order = [*items[:1], *copies[:1], *items[1:], *copies[1:]]
+            body.append(Block(name="first", ops=steps_of("L", (dataclasses.replace(op, when=None) if op in items else op
+                                                               for op in order))))  # fmt: skip
+            tile = add(T, const(distance))
+            stated, ahead = self.copies(tile, make(Op.LT, tile, loop.count), "_next")
+            place = (*place, *stated)
         tiles = Tiles(
-            var="t", start=0, ranges=(Range(cls="all", end=loop.count),), lets=self.place(T),
-            step=steps_of("R", self.shed_step()), classes=Classes.BRANCH,
+            var="t", start=0, ranges=(Range(cls="all", end=loop.count),), lets=place,
+            step=steps_of("R", [*ahead, *self.shed_step()]), classes=Classes.BRANCH,
         )  # fmt: skip
-        return Role(name=SHED, first_warp=4, warps=4, regs=regs, values=values,
-                    item=Item(lets=self.program.lets, body=(tiles,)))  # fmt: skip
+        return Role(name=SHED, first_warp=0 if self.config.merged else 4, warps=4, regs=regs, values=values,
+                    item=Item(lets=lets, body=(*body, tiles)))  # fmt: skip
+
+    def copies(self, tile: Expr, when: Expr, suffix: str) -> tuple[tuple[Stmt, ...], list[AnyOp]]:
+        """The copies of a tile, and where it is, under names of its own."""
+        stated = self.place(tile)
+        own = {var(s.target, s.value.dtype): var(s.target + suffix, s.value.dtype) for s in stated}
+        lets = tuple(dataclasses.replace(s, target=s.target + suffix, value=substitute(s.value, own)) for s in stated)
+        made: list[AnyOp] = []
+        for op in self.load_tiles().step:
+            assert isinstance(op, TmaLoad | BulkLoad)
+            if op.when is not None:  # of the item
+                continue
+            head = own.get(H) if op.heads is Heads.Q else None
+            dst, bar = (dataclasses.replace(r, index=(tile,)) for r in (op.dst, op.bar))
+            moved = dataclasses.replace(op, dst=dst, bar=bar, head=head, when=when)
+            if isinstance(moved, TmaLoad):
+                made.append(dataclasses.replace(moved, row=substitute(moved.row, own)))
+            else:
+                made.append(dataclasses.replace(moved, at=substitute(moved.at, own)))
+        return lets, made
 
     # ---- the load role ---------------------------------------------------------------------------------------------
 
@@ -348,7 +382,7 @@ class SumStager:
 
     def registers(self) -> tuple[int, int, int]:
         held = sum(w // 2 for w in self.accumulators().values()) if self.shed else None
-        return role_registers(self.config.warpgroups, held, self.target)
+        return role_registers(self.config.warpgroups, held, self.target, self.config.merged)
 
 
 def shared_accumulators(widths: Sequence[int], at_once: int) -> list[str]:
@@ -368,9 +402,15 @@ def _of_staged(body: Sequence[Step]) -> list[Step]:
     return [op for op in body if isinstance(op, ContractTile) and op.a.name in staged]
 
 
-def role_registers(warpgroups: int, held: int | None, target: Target) -> tuple[int, int, int]:
+def role_registers(warpgroups: int, held: int | None, target: Target, merged: bool = False) -> tuple[int, int, int]:
     """Registers a thread of the load, shed and math roles: the accumulators of a part (`held` registers; None: no such
-    role) decide, math takes what is left, and what does not divide goes to the load role."""
+    role) decide, math takes what is left, and what does not divide goes to the load role, or to that of parts where
+    there is none."""
+    if merged:
+        assert held is not None
+        launch = min(target.regs_per_sm // (GROUP_THREADS * (warpgroups + 1)), 255) // 8 * 8 * (warpgroups + 1)
+        math = min(240, (launch - (ADDRESSES + held) // 8 * 8 - MORE_ADDRESSES) // warpgroups // 8 * 8)
+        return 0, min(240, launch - math * warpgroups), math
     groups = warpgroups + (1 if held is None else 2)
     launch = min(target.regs_per_sm // (GROUP_THREADS * groups), 255) // 8 * 8
     shed = 0 if held is None else (ADDRESSES + held) // 8 * 8 + 8
@@ -383,9 +423,11 @@ def stage_sums(program: Program, target: Target) -> Kernel:
     config = s.config
     load_regs, shed_regs, math_regs = s.registers()
     lets = program.lets
-    first = 8 if s.shed else 4
-    roles = [Role(name=LOAD, first_warp=0, warps=4, regs=load_regs, single=True,
-                  item=Item(lets=(*lets, s.own_row()), body=(s.load_tiles(),)))]  # fmt: skip
+    first = 8 if s.shed and not config.merged else 4
+    roles: list[Role] = []
+    if not config.merged:
+        roles.append(Role(name=LOAD, first_warp=0, warps=4, regs=load_regs, single=True,
+                          item=Item(lets=(*lets, s.own_row()), body=(s.load_tiles(),))))  # fmt: skip
     if s.shed:
         roles.append(s.shed_role(shed_regs))
     roles.append(Role(

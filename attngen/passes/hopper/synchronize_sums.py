@@ -34,7 +34,7 @@ from attngen.ir.ops import Op as AnyOp
 from attngen.ir.schedule import Block, Cursor, Kernel, OrderRing, Ring, Role, Step, Tiles
 from attngen.passes.hopper.flight import fly, product, reads
 from attngen.passes.hopper.stage import GROUP_THREADS, T, ring_of, steps_of
-from attngen.passes.hopper.stage_sums import FIRST, MATH, SHED
+from attngen.passes.hopper.stage_sums import LOAD, MATH, SHED
 
 TURNS = "tc"
 WARPS_A_GROUP = 4
@@ -59,13 +59,19 @@ def behind(ref: Ref) -> int:
     return max(0, -int(at.value))
 
 
+def ahead(ref: Ref) -> int:
+    """How many tiles after the counter's a tile is."""
+    at = fold(substitute(ref.index[0], {T: const(0)}))
+    return 0 if ref.index[0].op is Op.CONST or at.value is None else max(0, int(at.value))
+
+
 class Line:
     """A straight line of ops of one role, with what orders it."""
 
-    def __init__(self, role: Role, rings: Rings, turns: bool) -> None:
-        self.rings, self.turns = rings, turns
+    def __init__(self, role: Role, rings: Rings, turns: bool, bytes_of: dict[str, int]) -> None:
+        self.rings, self.turns, self.bytes_of = rings, turns, bytes_of
         self.values = frozenset(v.name for v in role.values)
-        (loop,) = (n for n in role.item.body if isinstance(n, Tiles))
+        loop = next(n for n in role.item.body if isinstance(n, Tiles))
         self.count = loop.ranges[-1].end
         # in which steps, counted from its own, the tiles of a ring are read first and last
         steps: dict[str, list[int]] = {}
@@ -90,7 +96,9 @@ class Line:
                 position = end
                 continue
             yield from self.waits(step, waited, first)
-            if isinstance(step, StFrag) and step.dst.name in self.rings.of:
+            if isinstance(step, TmaLoad):
+                yield from filled(step, self.bytes_of)
+            elif isinstance(step, StFrag) and step.dst.name in self.rings.of:
                 yield MbarWait(id="", bar=self.rings.bar(step.dst, "free"))
                 yield step
                 yield Proxy(id="")
@@ -172,8 +180,16 @@ class Line:
         return product(steps[k]).group
 
 
-def _role(role: Role, rings: Rings, turns: bool) -> Role:
-    line = Line(role, rings, turns)
+def filled(op: TmaLoad, bytes_of: dict[str, int]) -> Iterator[AnyOp]:
+    """A copy, behind the wait for its slot; its barrier expects what travels with it, too."""
+    free = dataclasses.replace(op.bar, name=op.bar.name.replace(".full", ".free"))
+    yield MbarWait(id="", bar=free, when=op.when)
+    yield MbarExpect(id="", bar=op.bar, bytes=bytes_of[op.bar.name.partition(".")[0]], when=op.when)
+    yield op
+
+
+def _role(role: Role, rings: Rings, turns: bool, bytes_of: dict[str, int]) -> Role:
+    line = Line(role, rings, turns, bytes_of)
     body: list[Block | Tiles] = []
     for node in role.item.body:
         if isinstance(node, Tiles):
@@ -183,7 +199,9 @@ def _role(role: Role, rings: Rings, turns: bool) -> Role:
             drain = line(node.drain, False, None, turns)
             body.append(dataclasses.replace(node, step=steps_of(node.step[0].id[0], step), drain=steps_of("D", drain)))
             if not started:
-                body.insert(0, Block(name="begin", ops=steps_of("B", _item_waits(node, rings))))
+                body.insert(-1, Block(name="begin", ops=steps_of("B", _item_waits(node, rings))))
+        elif any(isinstance(op, TmaLoad) for op in node.ops):
+            body.append(dataclasses.replace(node, ops=steps_of("L", line(node.ops, False, None, False))))
         elif any(isinstance(op, Wgmma) for op in node.ops):
             ops = line(node.ops, True, make(Op.EQ, line.count, const(1)), turns)
             body.append(dataclasses.replace(node, ops=steps_of("P", ops)))
@@ -198,18 +216,12 @@ def _item_waits(loop: Tiles, rings: Rings) -> Iterator[AnyOp]:
     yield from (MbarWait(id="", bar=Ref(name=f"{rings.of[n]}.full")) for n in names if n in rings.item)
 
 
-def _load(role: Role, kernel: Kernel, bytes_of: dict[str, int]) -> Role:
+def _load(role: Role, bytes_of: dict[str, int]) -> Role:
     (loop,) = role.item.body
     assert isinstance(loop, Tiles)
     step: list[Step] = []
     for op in loop.step:
-        if isinstance(op, TmaLoad):
-            free = dataclasses.replace(op.bar, name=op.bar.name.replace(".full", ".free"))
-            ring = op.bar.name.partition(".")[0]
-            head = (MbarWait(id="", bar=free), MbarExpect(id="", bar=op.bar, bytes=bytes_of[ring]))
-            step += [dataclasses.replace(x, when=op.when) for x in (*head, op)]
-        else:
-            step.append(op)
+        step += filled(op, bytes_of) if isinstance(op, TmaLoad) else (op,)
     body = (dataclasses.replace(loop, step=steps_of("L", step)),)
     return dataclasses.replace(role, item=dataclasses.replace(role.item, body=body))
 
@@ -223,14 +235,10 @@ def _users(role: Role) -> set[str]:
 def synchronize_sums(kernel: Kernel, turns: bool) -> Kernel:
     """`turns`: warpgroups take turns on the tensor cores; needs two or more."""
     by_name = {r.name: r for r in kernel.roles}
-    load, math = kernel.roles[0], by_name[MATH]
-    (loop,) = load.item.body
-    assert isinstance(loop, Tiles)
-    of: dict[str, str] = {}
-    for op in loop.step:
-        assert isinstance(op, TmaLoad | BulkLoad)
-        of[op.dst.name] = op.bar.name.partition(".")[0]
-    item = frozenset(op.dst.name for op in loop.step if isinstance(op, TmaLoad) and op.when is FIRST)
+    math = by_name[MATH]
+    loads = [op for role in kernel.roles for op in _steps(role) if isinstance(op, TmaLoad | BulkLoad)]
+    of = {op.dst.name: op.bar.name.partition(".")[0] for op in loads}
+    item = frozenset(op.dst.name for op in loads if not op.dst.index)
     handed = [op.dst.name for op in _steps(math) if isinstance(op, StFrag) and len(op.dst.index) > 1]
     of |= {n: ring_of(n) for n in handed}
     rings = Rings(of, item)
@@ -239,7 +247,7 @@ def synchronize_sums(kernel: Kernel, turns: bool) -> Kernel:
     for name in dict.fromkeys(of.values()):
         buffers = tuple(n for n, r in of.items() if r == name)
         copied = buffers[0] not in handed
-        readers = [r for r in kernel.roles[1:] if _users(r) & set(buffers)]
+        readers = [r for r in kernel.roles if _users(r) & set(buffers)]
         made.append(Ring(
             name=name, slots=sizes[buffers[0]].slots, full_arrivals=1 if copied else math.warps,
             full_bytes=sum(sizes[n].layout.bytes for n in buffers) if copied else 0,
@@ -249,10 +257,10 @@ def synchronize_sums(kernel: Kernel, turns: bool) -> Kernel:
     order = OrderRing(name=TURNS, members=math.split, first=1, threads=2 * GROUP_THREADS)
     shift = math.split if turns else 0
     barriers = tuple(dataclasses.replace(b, first=b.first + shift) for b in kernel.barriers)
-    roles = [_load(load, kernel, bytes_of)]
+    roles = [_load(by_name[LOAD], bytes_of)] if LOAD in by_name else []
     if SHED in by_name:
-        roles.append(_role(by_name[SHED], rings, False))
-    roles.append(_role(math, rings, turns))
+        roles.append(_role(by_name[SHED], rings, False, bytes_of))
+    roles.append(_role(math, rings, turns, bytes_of))
     return dataclasses.replace(
         kernel, rings=tuple(made), orders=(order,) if turns else (), barriers=barriers, roles=tuple(roles)
     )
