@@ -10,6 +10,7 @@
 // attn_bwd_keys tile: 128 owned rows = 2 x 64, streamed tiles of 64 rows; 197760 bytes of shared memory
 // attn_bwd_keys registers: role load: 4 warps, 32 a thread; role shed: 4 warps, 64 a thread; role math: 8 warps, 208 a thread
 // attn_bwd_keys slots: 1 of K, 2 of Q, 1 of V, 2 of dOut, 2 of dS; a ring of one slot is filled once an item
+// attn_bwd_keys copies: role load does nothing else: it waits for free slots
 // attn_bwd_keys weights: split in two maps: rP behind rS, then rP behind rdP; rdP starts at what is subtracted from it. What the first knows is kept in 16 bits, and one tile of scores is held
 // attn_bwd_keys turns: none: warpgroups issue when they are ready
 // attn_bwd_keys parts: role shed adds 2 a step to memory, a block of 64 rows each; accumulators: 1, as many as are in flight at once
@@ -315,13 +316,10 @@ struct attn_bwd_keys_params {
   float* dq_sum;
   i64 lse_rows_s0;
   i64 lse_rows_s1;
-  i64 lse_rows_s2;
   i64 dot_rows_s0;
   i64 dot_rows_s1;
-  i64 dot_rows_s2;
   i64 dq_sum_s0;
   i64 dq_sum_s1;
-  i64 dq_sum_s2;
   int rounds;
   int lse_rows_n0;
   int lse_rows_n1;
@@ -1365,7 +1363,6 @@ struct attn_bwd_cast_dq_params {
   u16* dq;
   i64 dq_sum_s0;
   i64 dq_sum_s1;
-  i64 dq_sum_s2;
   i64 dq_s0;
   i64 dq_s1;
   i64 dq_s2;

@@ -10,12 +10,14 @@
 // attn_bwd_keys tile: 128 owned rows = 2 x 64, streamed tiles of 128 rows; 150656 bytes of shared memory
 // attn_bwd_keys registers: role load: 4 warps, 40 a thread; role math: 8 warps, 232 a thread
 // attn_bwd_keys slots: 1 of K, 3 of Q, 1 of V, 3 of dOut; a ring of one slot is filled once an item
+// attn_bwd_keys copies: role load does nothing else: it waits for free slots
 // attn_bwd_keys weights: split in two maps: rP behind rS, then rP behind rdP; rdP starts at what is subtracted from it. What the first knows is kept in 16 bits, and one tile of scores is held
 // attn_bwd_keys turns: none: warpgroups issue when they are ready
 // attn_bwd_queries: tiles of queries own their sums; closed forms of the mask, key tiles masked and full
 // attn_bwd_queries tile: 128 owned rows = 2 x 64, streamed tiles of 128 rows; 147584 bytes of shared memory
 // attn_bwd_queries registers: role load: 4 warps, 40 a thread; role math: 8 warps, 232 a thread
 // attn_bwd_queries slots: 1 of Q, 3 of K, 1 of dOut, 3 of V; a ring of one slot is filled once an item
+// attn_bwd_queries copies: role load does nothing else: it waits for free slots
 // attn_bwd_queries weights: split in two maps: rdS behind rS, then rdS behind rdP. What the first knows is kept in 16 bits, and one tile of scores is held
 // attn_bwd_queries turns: none: warpgroups issue when they are ready
 
@@ -306,10 +308,8 @@ struct attn_bwd_keys_params {
   float* dot_rows;
   i64 lse_rows_s0;
   i64 lse_rows_s1;
-  i64 lse_rows_s2;
   i64 dot_rows_s0;
   i64 dot_rows_s1;
-  i64 dot_rows_s2;
   int rounds;
   int lse_rows_n0;
   int lse_rows_n1;
@@ -884,7 +884,6 @@ struct attn_bwd_queries_params {
   i64 lse_s1;
   i64 dot_s0;
   i64 dot_s1;
-  i64 dot_s2;
   int rounds;
   int dot_n0;
   int dot_n1;
@@ -1020,9 +1019,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_queries(const __gr
         _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
           const int i = i0 + 8 * ri;
           const int v0 = min_s32(i, u5);
-          const float v1 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + v0);
+          const float v1 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + (i64)v0);
           u4[ri] = (-(((v1 == -INF) ? 0.0f : v1) * 1.4426950408889634f));
-          u9[ri] = ld_f32(p.dot + (i64)b * p.dot_s0 + (i64)h * p.dot_s1 + v0);
+          u9[ri] = ld_f32(p.dot + (i64)b * p.dot_s0 + (i64)h * p.dot_s1 + (i64)v0);
         }
       }
       // P2 fill dst=rdQ_sum value={0.0}

@@ -258,7 +258,7 @@ def test_deleted_ops_are_noticed() -> None:
 
 def test_what_reads_an_accumulator_stands_before_the_fence() -> None:
     """Of the next product into it; numbers do not show it, since the compiler mostly keeps the order."""
-    mutant = next(m for m in mutants(module()) if re.match(r"swap R\d+ red_frag .* <-> R\d+ open$", m.name))
+    mutant = next(m for m in mutants(module(128)) if re.match(r"swap R\d+ red_frag .* <-> R\d+ open$", m.name))
     with pytest.raises(VerifyError, match=r"\[open\] .* rdQ_sum was read since the last wgmma.fence"):
         verify(mutant.schedule)
 
@@ -305,6 +305,9 @@ def test_a_kernel_gives_gradients_for_its_target() -> None:
     assert f"attn_bwd_keys slots: 1 of K, {next(r.slots for r in keys.rings if r.name == 'Q')} of Q" in said
     assert "attn_bwd_keys weights: split in two maps: rP behind rS, then rP behind rdP; rdP starts at" in said
     assert attngen.compile(Attention(mask=causal())).backward().target is SM80
+    merged = attngen.compile(Attention(mask=causal()), head_dim=64, target="sm90").backward()
+    assert "attn_bwd_keys copies: role shed issues them, ahead of its products" in merged.explain()
+    assert "attn_bwd_keys copies: role load does nothing else" in said
     table = torch.ones(64)
     joint = attngen.compile(Attention(score=lambda s, b, h, i, j: s * table[j - i + 9]), head_dim=64, target="sm90")
     assert "attn_bwd_keys weights: in one map: " in joint.backward().explain()

@@ -1,22 +1,22 @@
 """sum_reasons: Kernel -> facts. What a kernel of plain sums came out as, and why, one fact a decision.
 
 Before   a finished kernel
-After    its tile, the registers of its roles, slots, how the weights of a step are made, turns, and what is in flight
-         in the role of parts that are added up in memory
+After    its tile, the registers of its roles, slots, who copies, how the weights of a step are made, turns, and what is
+         in flight in the role of parts that are added up in memory
 Why      a schedule explains itself. These kernels are ranked by rules, so their facts hold no estimates"""
 
 from __future__ import annotations
 
 from attngen.config import HopperSumsConfig
-from attngen.ir.ops import Map, RedFrag, Scope, Wgmma
+from attngen.ir.ops import Map, RedFrag, Scope, TmaLoad, Wgmma
 from attngen.ir.schedule import Block, Fact, Kernel, Role, steps_of
 from attngen.passes.hopper.stage_sums import MATH, SHED
 
 
 def sum_reasons(kernel: Kernel, config: HopperSumsConfig) -> tuple[Fact, ...]:
-    said = [("tile", tile(kernel, config)), ("registers", registers(kernel)), ("slots", slots(kernel))]
     roles = {role.name: role for role in kernel.roles}
-    said += [("weights", weights(roles[MATH])), ("turns", turns(config))]
+    said = [("tile", tile(kernel, config)), ("registers", registers(kernel)), ("slots", slots(kernel))]
+    said += [("copies", copies(kernel)), ("weights", weights(roles[MATH])), ("turns", turns(config))]
     if SHED in roles:
         said.append(("parts", parts(roles[SHED])))
     return tuple(Fact(subject=f"{kernel.name} {subject}", text=text) for subject, text in said)
@@ -34,6 +34,13 @@ def registers(kernel: Kernel) -> str:
 def slots(kernel: Kernel) -> str:
     held = ", ".join(f"{ring.slots} of {ring.name}" for ring in kernel.rings)
     return f"{held}; a ring of one slot is filled once an item"
+
+
+def copies(kernel: Kernel) -> str:
+    (role,) = (r.name for r in kernel.roles if any(isinstance(op, TmaLoad) for op in steps_of(r)))
+    if role == SHED:
+        return f"role {role} issues them, ahead of its products: a role less leaves registers to another warpgroup"
+    return f"role {role} does nothing else: it waits for free slots"
 
 
 def weights(role: Role) -> str:
