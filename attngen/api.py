@@ -16,6 +16,7 @@ from attngen.config import AnyConfig, Config, HopperConfig
 from attngen.configtext import parse_config
 from attngen.described import described
 from attngen.errors import SignatureError, SpecError
+from attngen.execute import backward_target
 from attngen.gradient import BackwardKernel, backward_for
 from attngen.ir.graph import Graph
 from attngen.ir.program import Program
@@ -28,7 +29,7 @@ from attngen.progress import Progress
 from attngen.runtime import Resources, Unit, precompile_into
 from attngen.signature import IoType, Shapes, Signature, alignment_of, signature_for, strided
 from attngen.spec import Attention
-from attngen.target import SM80, Target
+from attngen.target import Target
 from attngen.target import target as target_named
 from attngen.variants import MaskLike, ScoreLike
 
@@ -186,14 +187,15 @@ class BoundKernel:
         """The kernels of its gradients, to read: `graph`, `schedule`, `source`, `explain()`. A call of `backward()` on
         results makes its own.
 
-        wanted: names among q, k, v, captured tensors and `sink`; None: everything that may have a gradient. same_bits:
-        as under torch.use_deterministic_algorithms(True)."""
+        For the kernel's own target; where the rows of its signature do not start on 16 bytes, for sm80, whose kernels
+        then serve Hopper too. wanted: names among q, k, v, captured tensors and `sink`; None: everything that may have
+        a gradient. same_bits: as under torch.use_deterministic_algorithms(True)."""
         names = tuple(gradient_names(self.spec.variant))
         unknown = [n for n in wanted or () if n not in names]
         if unknown or (wanted is not None and not wanted):
             raise SpecError(f"wanted={wanted!r}. Allowed: some of {', '.join(names)}")
         asked = Asked(frozenset(names if wanted is None else wanted), dlse=self.spec.return_lse, same_bits=same_bits)
-        return backward_for(self.spec.variant, self.signature, SM80, asked)
+        return backward_for(self.spec.variant, self.signature, backward_target(self.target, self.signature), asked)
 
     @property
     def resources(self) -> dict[str, Resources]:

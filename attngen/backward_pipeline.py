@@ -1,5 +1,4 @@
-"""The passes of a derivative, top to bottom, with the reason of the order: from a variant to a module of kernels, for
-targets with cp.async and mma.sync."""
+"""The passes of a derivative, top to bottom, with the reason of the order: from a variant to a module of kernels."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from attngen.config import Config, HopperSumsConfig, SumsConfig
-from attngen.errors import PassError
+from attngen.errors import GradientError, PassError, SignatureError
 from attngen.expr import SCALE, SEQLEN_Q, DType, const, loads, mul, var, variables
 from attngen.ir.graph import Axis, Graph, Input, Map, Output
 from attngen.ir.ops import Assign
@@ -24,6 +23,7 @@ from attngen.passes.choose_sums import width as tile_width
 from attngen.passes.differentiate import differentiate
 from attngen.passes.expand import expand
 from attngen.passes.hopper.choose_sums import candidates_sums as candidates_warpgroups
+from attngen.passes.hopper.sum_reasons import sum_reasons
 from attngen.passes.hopper.sums import sums_kernel
 from attngen.passes.partition import Owned, Parts, can_shed, partition
 from attngen.passes.place import place
@@ -36,7 +36,7 @@ from attngen.passes.textbook import ROWS, SINK, textbook
 from attngen.passes.tile import _STORAGE
 from attngen.passes.tile_sums import tile_sums
 from attngen.passes.visit_table import add_key_table, add_visit_table
-from attngen.signature import Signature
+from attngen.signature import ELEMENT_BYTES, VECTOR_BYTES, Signature
 from attngen.spec import Normalizer, Variant
 from attngen.target import Feature, Target
 
@@ -133,8 +133,7 @@ def stages(
         facts += program.facts
         if isinstance(config, HopperSumsConfig):
             kernel = sums_kernel(program, target)
-            regs = "/".join(f"{r.regs} {r.name}" for r in kernel.roles)
-            facts.append(Fact(subject=name, text=f"{config}: registers {regs}, {kernel.smem_bytes} bytes"))
+            facts += sum_reasons(kernel, config)
         else:
             kernel = schedule_sums(program, signature.alignment == 16)
             text = f"{registers(config, owned, signature)} registers of sums and products, "
@@ -213,12 +212,36 @@ def derive_backward(
     variant: Variant, signature: Signature, target: Target, asked: Asked, configs: Sequence[SumsConfig] | None = None
 ) -> BackwardLevels:
     """All levels of a derivative. `configs`: tile shapes of its kernels; None: the best of the rules."""
+    check(signature, target)
     ranked = choices(variant, signature, target, asked)
     chosen = configs or tuple(r[0] for _, r in ranked)
+    kind = HopperSumsConfig if target.has(Feature.WGMMA) else Config
+    if len(chosen) != len(ranked) or not all(isinstance(c, kind) for c in chosen):
+        names = ", ".join(name for name, _ in ranked)
+        raise SignatureError(
+            f"configurations {', '.join(map(str, chosen))} of gradients. Allowed for {target.name}: a "
+            f"{kind.__name__} for each of {names}, such as {', '.join(str(r[0]) for _, r in ranked)}"
+        )
     done = tuple(stages(variant, signature, target, asked, chosen))
     last = done[-1].level
     assert isinstance(last, Schedule)
     return BackwardLevels(done, tuple(zip((name for name, _ in ranked), chosen, strict=True)), verify(last))
+
+
+def check(signature: Signature, target: Target) -> None:
+    """GradientError for rows that cannot be stored, or read, as the kernels do it."""
+    step = VECTOR_BYTES // ELEMENT_BYTES
+    for name, d in (("q and k", signature.head_dim_qk), ("v", signature.head_dim_v)):
+        if d % step:
+            raise GradientError(
+                f"gradients with head_dim {d} of {name}. Allowed: multiples of {step}. Pad with zeros to "
+                f"{-(-d // step) * step}{'' if name == 'v' else f' and give scale=1/sqrt({d})'}; results are 0 there"
+            )
+    if target.has(Feature.WGMMA) and signature.alignment < VECTOR_BYTES:
+        raise GradientError(
+            f"gradients for {target.name} of rows on {signature.alignment} bytes, which its copy engine does not read. "
+            "Allowed: rows on 16 bytes, or the target sm80, whose kernels run there too"
+        )
 
 
 def choices(

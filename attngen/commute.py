@@ -19,6 +19,7 @@ from attngen.ir.walk import operands, reads, writes
 _ARITHMETIC = (o.Fill, o.Map, o.Reduce, o.Vote)
 _ISSUED = (o.Wgmma, o.MmaSync)
 _COPIES = (o.CpAsync, o.CpVector)
+_ENGINE = (o.TmaLoad, o.BulkLoad)
 
 
 def why_equal(swap: Swap) -> str:
@@ -118,12 +119,11 @@ def waits_earlier(swap: Swap) -> bool:
 
 
 def apart(first: Kinds, second: Kinds) -> Rule:
-    """One of each that share nothing, nor bytes of shared memory."""
+    """One of each that share nothing, nor bytes of shared memory: none writes a buffer that the other touches, or that
+    lies over one of these."""
     def rule(swap: Swap) -> bool:
-        one, two = (shared_by(swap.kernel, s) for s in (swap.one, swap.two))
-        wrote = (shared_by(swap.kernel, s, written_by) for s in (swap.one, swap.two))
-        first_wrote, second_wrote = wrote
-        return both(first, second)(swap) and not (first_wrote & two or second_wrote & one)
+        over = any(written_by(a) & shared_by(swap.kernel, b) for a, b in either(swap))
+        return both(first, second)(swap) and not over
 
     return rule
 
@@ -220,7 +220,7 @@ def ring_of(swap: Swap, step: Step) -> str:
 
 def other_ring(swap: Swap) -> bool:
     """Work on one ring beside a wait or an announcement on another."""
-    kinds = (o.MbarWait, o.MbarExpect, o.TmaLoad, o.CpAsync, o.CopyTile)
+    kinds = (o.MbarWait, o.MbarExpect, *_ENGINE, o.CpAsync, o.CopyTile)
     one, two = swap.one, swap.two
     apart = ring_of(swap, one) != ring_of(swap, two)
     return isinstance(one, kinds) and isinstance(two, kinds) and apart and independent(one, two)
@@ -237,6 +237,24 @@ def handed_over_later(swap: Swap) -> bool:
     if ring_of(swap, arrives) == ring_of(swap, waits):
         return arrives.bar.index != waits.bar.index
     return arrives.when is not None and arrives.when.op is ExprOp.EQ
+
+
+def waits_for_other_data(swap: Swap) -> bool:
+    """A wait for a slot beside arithmetic that touches no tile of its ring."""
+    rings = {ring.name: set(ring.buffers) for ring in swap.kernel.rings}
+    return any(
+        isinstance(a, o.MbarWait)
+        and arithmetic(b)
+        and not rings.get(ring_of(swap, a), read_by(b)) & (read_by(b) | written_by(b))
+        for a, b in either(swap)
+    )
+
+
+def of_one_group(swap: Swap) -> bool:
+    """Two products that are closed and waited for together, and of which none makes what the other reads."""
+    one, two = swap.one, swap.two
+    together = isinstance(one, o.Wgmma) and isinstance(two, o.Wgmma) and one.group == two.group
+    return together and independent(one, two)
 
 
 def conjuncts(e: Expr) -> Iterator[Expr]:
@@ -270,7 +288,9 @@ def masked_rows_are_redone(swap: Swap) -> bool:
 RULES: tuple[tuple[Rule, str], ...] = (
     (lambda s: arithmetic(s.one) and arithmetic(s.two) and independent(s.one, s.two), "they share no value"),
     (both(_COPIES, _COPIES), "copies of one group, which arrive together"),
+    (both(_ENGINE, _ENGINE), "two copies of the engine, each counted by its barrier"),
     (apart(o.MmaSync, o.MmaSync), "two products that share no result"),
+    (of_one_group, "two products of one group that share no result"),
     (apart(o.StFrag, (o.StFrag, o.MmaSync)), "a tile is staged beside what does not touch it"),
     (of_two_classes, "a step runs one of the two: they are of two classes of tiles"),
     (another_barrier_before, "another barrier lies between the last use of these bytes and the write"),
@@ -287,6 +307,9 @@ RULES: tuple[tuple[Rule, str], ...] = (
     (waits_elsewhere, "no register of the products waited for is touched"),
     (both(o.MbarArrive, o.MbarArrive), "two slots are given back, in either order"),
     (beside_arithmetic(o.MbarArrive), "a slot is given back beside arithmetic on registers"),
+    (both(o.MbarArrive, o.RedFrag), "a slot is given back beside an addition from registers to global memory"),
+    (waits_for_other_data, "a slot is waited for beside arithmetic that touches no tile of its ring"),
+    (beside_arithmetic(o.BulkRetire), "stores are waited for beside arithmetic on registers"),
     (handed_over_later, "the slot waited for was filled before this one, and is freed without it"),
     (other_ring, "slots of two rings that do not depend on one another"),
     (both(o.StRows, (o.BulkRetire, o.Sync)), "a store to global memory beside a wait for shared memory"),

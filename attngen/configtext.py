@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from attngen.config import AnyConfig, Config, FoldPolicy, HopperConfig
+from attngen.config import AnyConfig, Config, FoldPolicy, HopperConfig, HopperSumsConfig, SumsConfig
 from attngen.errors import SpecError
 
 _CONFIG = re.compile(r"m(\d+)n(\d+)w(\d+)(?: ?s(\d+))?(?: ?c(?:tas)?(\d+))?")
 _HOPPER = re.compile(
     r"m(?P<m>\d+)n(?P<n>\d+)g(?P<groups>\d+)(?: ?s(?P<slots>\d+))?"
     rf"(?: (?P<policy>{'|'.join(p.value for p in FoldPolicy)}))?(?: order (?P<order>(?:\d\+?)+))?(?P<turns> turns)?"
+)
+_HOPPER_SUMS = re.compile(
+    r"m(?P<m>\d+)n(?P<n>\d+)g(?P<groups>\d+)(?: ?s(?P<slots>\d+))? (?P<maps>split|joint)(?P<turns> turns)?"
+    r"(?P<unroll> unroll)?(?P<merged> merged)?(?: parts(?P<parts>\d+))?"
 )
 
 
@@ -35,11 +39,7 @@ def parse_config(text: str, argument: str = "config") -> AnyConfig:
 def _hopper(text: str, found: re.Match[str], argument: str) -> HopperConfig:
     """What is left out behind the tile is as in `HopperConfig`, but turns are taken only where the text says so."""
     config = HopperConfig(int(found["groups"]), int(found["n"]), turns=found["turns"] is not None)
-    if config.block_m != int(found["m"]):
-        raise SpecError(
-            f"{argument}: {text!r} has m{found['m']}. Allowed for g{config.warpgroups}: m{config.block_m}, 64 rows for "
-            "each warpgroup"
-        )
+    _check_rows(text, found, argument, config)
     if found["slots"]:
         config = replace(config, slots=int(found["slots"]))
     if found["policy"]:
@@ -50,3 +50,35 @@ def _hopper(text: str, found: re.Match[str], argument: str) -> HopperConfig:
         later = {int(n) for n, plus in products if plus}
         config = replace(config, issue=issue, stages=tuple(int(n in later) for n in range(len(issue))))
     return config
+
+
+def parse_sums(text: str, argument: str = "config") -> SumsConfig:
+    """A configuration of a kernel of gradients, as `explain` prints it.
+
+    `m128n32w4 s2 ctas2`: rows of the axis that it owns, rows of a streamed tile, warps, stages, CTAs an SM.
+    `m128n128g2 s2 split turns unroll parts2`: warpgroups and slots; weights in two maps (`split`) or in one (`joint`);
+    turns on the tensor cores, a loop that is written out, blocks added to memory that are in flight at once; `merged`
+    where one role makes these and issues the copies."""
+    words = " ".join(text.split())
+    if found := _CONFIG.fullmatch(words):
+        return Config(*(int(x) if x else 1 for x in found.groups()))
+    if found := _HOPPER_SUMS.fullmatch(words):
+        config = HopperSumsConfig(
+            int(found["groups"]), int(found["n"]), int(found["slots"] or 2), found["maps"] == "split",
+            found["turns"] is not None, found["unroll"] is not None, int(found["parts"] or 1),
+            found["merged"] is not None,
+        )  # fmt: skip
+        _check_rows(text, found, argument, config)
+        return config
+    raise SpecError(
+        f"{argument}: {text!r} is not understood for gradients. Allowed: as `kernel.backward().explain()` prints one, "
+        "'m128n32w4 s2 ctas2' or 'm128n64g2 s2 split turns unroll' (split or joint; parts2 behind it)"
+    )
+
+
+def _check_rows(text: str, found: re.Match[str], argument: str, config: HopperConfig | HopperSumsConfig) -> None:
+    if config.block_m != int(found["m"]):
+        raise SpecError(
+            f"{argument}: {text!r} has m{found['m']}. Allowed for g{config.warpgroups}: m{config.block_m}, 64 rows for "
+            "each warpgroup"
+        )

@@ -118,9 +118,10 @@ def target_for(variant: Variant, signature: Signature, device: torch.device) -> 
     return SM90 if hopper else SM80
 
 
-def backward_target(variant: Variant, signature: Signature, device: torch.device) -> Target:
-    """The target that serves a gradient best; on Hopper the copy engine loads all tiles, which needs aligned rows."""
-    return target_for(variant, signature, device) if signature.alignment == VECTOR_BYTES else SM80
+def backward_target(target: Target, signature: Signature) -> Target:
+    """The target of gradients where `target` is that of the forward pass; on Hopper the copy engine loads all their
+    tiles, which needs aligned rows."""
+    return target if signature.alignment == VECTOR_BYTES else SM80
 
 
 def device_arch(target: Target, device_index: int) -> str:

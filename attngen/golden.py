@@ -118,6 +118,10 @@ SAMPLES = (
     Sample("backward_softcap_sink_d64", "two kernels, no atomics; through lse; gradients of a sink and of slopes",
            lambda: Attention(mask=causal(), score=[softcap(30.0), alibi(torch.zeros(8))], sink=torch.zeros(8)),
            head_dim=64, asked=Asked(frozenset(["q", "k", "v", "sink", "slopes"]), dlse=True)),
+    Sample("hopper_backward_causal_d128", "gradients on Hopper: a role for the parts of dq, added in blocks", _causal,
+           target="sm90", asked=Asked(frozenset("qkv"), dlse=False, same_bits=False)),
+    Sample("hopper_backward_same_bits_d64", "two kernels without atomics, on Hopper: weights made in two maps", _causal,
+           head_dim=64, target="sm90", asked=Asked(frozenset("qkv"), dlse=False)),
     Sample("causal_d64_align2", "rows that no 16-byte copy can read", _causal, head_dim=64, alignment=2),
 )  # fmt: skip
 

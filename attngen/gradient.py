@@ -14,7 +14,7 @@ from torch import Tensor
 from attngen import emulator
 from attngen.backward_pipeline import Asked, BackwardLevels, choices, derive_backward
 from attngen.config import SumsConfig
-from attngen.errors import CompileError, GradientError
+from attngen.errors import CompileError
 from attngen.evaluate import evaluate
 from attngen.execute import device_arch, empty_like_rows, head_bytes, launch_module, scalars_of
 from attngen.expr import B, DType, H, I, Op, walk
@@ -28,7 +28,7 @@ from attngen.predict import Bounds, Counts, predicted
 from attngen.progress import Progress
 from attngen.signature import ELEMENT_BYTES, VECTOR_BYTES, Signature, alignment_of
 from attngen.spec import Variant
-from attngen.target import Target
+from attngen.target import Feature, Target
 
 _log = logging.getLogger("attngen")
 
@@ -61,11 +61,20 @@ class BackwardKernel(Generated):
     def explain(self) -> str:
         """Every level with the reasons of its decisions."""
         lines = [f"variant    {self.variant.description}", f"asked      {self.asked}", f"signature  {self.signature}"]
+        lines += [f"target     {self.target.name}{self._also}"]
+        lines += [f"config     {name} {config}" for name, config in self.levels.configs]
         lines += [f"refused    {text}" for text in self.rejected]
         lines += [f"{fact.subject}: {fact.text}" for fact in self.schedule.facts]
         for stage in self.levels.stages:
             lines += ["", f"---- {stage.name}", str(stage).rstrip()]
         return "\n".join(lines) + "\n"
+
+    @property
+    def _also(self) -> str:
+        """What these kernels serve beside their target (attngen.execute.backward_target)."""
+        if self.signature.alignment == VECTOR_BYTES or self.target.has(Feature.WGMMA):
+            return ""
+        return f", on Hopper too: its copy engine reads no rows on {self.signature.alignment} bytes"
 
     def with_schedule(self, schedule: VerifiedSchedule) -> BackwardKernel:
         """The same gradients by another schedule."""
@@ -127,14 +136,7 @@ def settled(kernel: BackwardKernel, arch: str) -> BackwardKernel:
 
 def backward_signature(forward: Signature, out: Tensor, dout: Tensor) -> Signature:
     """Rows of the output and of its gradient may start anywhere, and need not be contiguous; what is not all aligned is
-    copied element by element. GradientError for head dims that are no multiples of the vectors that are stored."""
-    step = VECTOR_BYTES // ELEMENT_BYTES
-    for name, d in (("q and k", forward.head_dim_qk), ("v", forward.head_dim_v)):
-        if d % step:
-            raise GradientError(
-                f"gradients with head_dim {d} of {name}. Allowed: multiples of {step}. Pad with zeros to "
-                f"{-(-d // step) * step}{'' if name == 'v' else f' and give scale=1/sqrt({d})'}; results are 0 there"
-            )
+    copied element by element."""
     contiguous = all(t.stride(3) == 1 or t.size(3) == 1 for t in (out, dout))
     aligned = contiguous and forward.alignment == alignment_of(out, dout) == VECTOR_BYTES
     return forward if aligned else replace(forward, alignment=ELEMENT_BYTES)

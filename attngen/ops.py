@@ -314,7 +314,8 @@ def _backward(
     if not asked.wanted:
         return _in_order({}, wanted, tensors)
     signature = backward_signature(signature_of(q, k, v), out, dout)
-    kernel = backward_for(known.variant, signature, backward_target(known.variant, signature, q.device), asked)
+    target = backward_target(known.target or target_for(known.variant, signature, q.device), signature)
+    kernel = backward_for(known.variant, signature, target, asked)
     sizes = {"b": shapes.B, "h": shapes.Hq, "i": shapes.Sq, "j": shapes.Sk}
     unordered = gradient.unordered(kernel, sizes) if same_bits else []
     _check_order(unordered)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ from cases import CASES, Sizes
 from support import MODES, qkv
 from torch import Tensor
 
-from attngen import causal, gradient, softcap
+import attngen
+from attngen import causal, gradient, ops, softcap
 from attngen.backward_pipeline import Asked, backward_graph, choices, derive_backward, parts_of
 from attngen.config import HopperSumsConfig
-from attngen.errors import EmulatorError, SignatureError, VerifyError
+from attngen.errors import EmulatorError, GradientError, SignatureError, VerifyError
 from attngen.expr import DType, const, load, make, mul, sub, var
 from attngen.expr import Op as ExprOp
 from attngen.gradient import BackwardKernel
@@ -254,6 +256,13 @@ def test_deleted_ops_are_noticed() -> None:
     assert all(" wgmma " in m.name or " map " in m.name for m in passed)
 
 
+def test_what_reads_an_accumulator_stands_before_the_fence() -> None:
+    """Of the next product into it; numbers do not show it, since the compiler mostly keeps the order."""
+    mutant = next(m for m in mutants(module(128)) if re.match(r"swap R\d+ red_frag .* <-> R\d+ open$", m.name))
+    with pytest.raises(VerifyError, match=r"\[open\] .* rdQ_sum was read since the last wgmma.fence"):
+        verify(mutant.schedule)
+
+
 @pytest.mark.parametrize("kind", ["proxy", "mbar_wait bar=dS.full", "mbar_wait bar=dS.free"])
 def test_what_orders_the_roles_is_missed_by_the_emulator_too(kind: str) -> None:
     q, k, v = qkv(sq=300, sk=130)
@@ -279,6 +288,67 @@ def test_configurations_say_what_is_allowed() -> None:
     ):  # fmt: skip
         with pytest.raises(SignatureError, match=said):
             HopperSumsConfig(**{"warpgroups": 2, "block_n": 64, **wrong})  # type: ignore[arg-type]
+
+
+# ---- what a user sees ----------------------------------------------------------------------------------------------
+
+
+def test_a_kernel_gives_gradients_for_its_target() -> None:
+    bound = attngen.compile(Attention(mask=causal()), head_dim=128, target="sm90")
+    made = bound.backward()
+    assert made.target is SM90
+    said, keys = made.explain(), next(k for k in made.schedule.kernels if k.name == "attn_bwd_keys")
+    assert f"\ntarget     sm90\nconfig     attn_bwd_keys {made.configs[0]}\n" in said
+    for name in ("load", "shed", "math"):
+        regs = next(r.regs for r in keys.roles if r.name == name)
+        assert f"role {name}: {8 if name == 'math' else 4} warps, {regs} a thread" in said
+    assert f"attn_bwd_keys slots: 1 of K, {next(r.slots for r in keys.rings if r.name == 'Q')} of Q" in said
+    assert "attn_bwd_keys weights: split in two maps: rP behind rS, then rP behind rdP; rdP starts at" in said
+    assert attngen.compile(Attention(mask=causal())).backward().target is SM80
+    merged = attngen.compile(Attention(mask=causal()), head_dim=64, target="sm90").backward()
+    assert "attn_bwd_keys copies: role shed issues them, ahead of its products" in merged.explain()
+    assert "attn_bwd_keys copies: role load does nothing else" in said
+    table = torch.ones(64)
+    joint = attngen.compile(Attention(score=lambda s, b, h, i, j: s * table[j - i + 9]), head_dim=64, target="sm90")
+    assert "attn_bwd_keys weights: in one map: " in joint.backward().explain()
+
+
+def test_rows_that_no_copy_engine_reads_have_kernels_of_sm80() -> None:
+    """And they say so: nothing else was asked for, nothing else runs there."""
+    made = attngen.compile(Attention(mask=causal()), head_dim=64, target="sm90", alignment=8).backward()
+    assert made.target is SM80
+    assert "target     sm80, on Hopper too: its copy engine reads no rows on 8 bytes" in made.explain()
+    asked = Asked(frozenset("qkv"), dlse=False)
+    with pytest.raises(GradientError, match="the target sm80, whose kernels run there too"):
+        gradient.backward_for(Attention().variant, Signature(IoType.BF16, 64, 64, 8), SM90, asked)
+    with pytest.raises(GradientError, match=r"multiples of 8\. Pad with zeros to 24"):
+        attngen.compile(Attention(), head_dim=20, target="sm90").backward()
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "aligned", "want"),
+    [("sm90", SM80, True, SM90), ("sm80", SM90, True, SM80), (None, SM90, True, SM90), (None, SM80, True, SM80),
+     (None, SM90, False, SM80), ("sm90", SM90, False, SM80)],
+)  # fmt: skip
+def test_a_call_has_gradients_for_its_target(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, device: Any, aligned: bool, want: Any
+) -> None:
+    """That of the call, else of the device: `attngen sm80` of the bench is sm80's both ways."""
+    used: list[Any] = []
+
+    def spy(variant: Any, signature: Any, target: Any, asked: Asked) -> BackwardKernel:
+        used.append(target)
+        return gradient.backward_for(variant, signature, target, asked)
+
+    monkeypatch.setattr(ops, "target_for", lambda variant, signature, on: device)
+    monkeypatch.setattr(ops, "backward_for", spy)
+    pad = 0 if aligned else 4
+    tensors = [torch.nn.functional.pad(t, (0, pad))[..., :16] for t in qkv(h=1, hkv=1, sq=9, sk=9, d=16)]
+    leaves = [t.requires_grad_() for t in tensors]
+    out = attngen.attention(*leaves, mask=causal(), target=given)
+    dq, *_ = torch.autograd.grad(out, leaves, torch.ones_like(out))
+    assert used == [want]
+    assert dq.isfinite().all()
 
 
 # ---- the parts of the passes -----------------------------------------------------------------------------------------

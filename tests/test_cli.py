@@ -16,10 +16,11 @@ import torch
 
 from attngen import expr as ex
 from attngen.cli import COMMANDS, main, parser
-from attngen.cli.request import SAMPLE_SHAPES, Samples
+from attngen.cli.request import SAMPLE_SHAPES, Samples, request_of
 from attngen.cli.syntax import parse_mask, parse_scores
-from attngen.config import Config, FoldPolicy, HopperConfig, read
-from attngen.configtext import parse_config
+from attngen.cli.verify import gradient_kernels
+from attngen.config import Config, FoldPolicy, HopperConfig, HopperSumsConfig, read
+from attngen.configtext import parse_config, parse_sums
 from attngen.errors import MissingToolError, SignatureError, SpecError
 from attngen.evaluate import evaluate
 from attngen.ir.schedule import Schedule
@@ -178,6 +179,24 @@ def test_configurations_are_read_as_they_are_printed() -> None:
         assert parse_config(str(config)) == config
     for given in (Config(128, 64, 4, 2, 2), Config(64, 32, 4)):
         assert parse_config(str(given)) == given
+
+
+def test_configurations_of_gradients() -> None:
+    for made in (
+        Config(128, 32, 4, 2, 2), HopperSumsConfig(2, 128, 2, turns=True, unroll=True, parts=2),
+        HopperSumsConfig(1, 64, 3, split=False), HopperSumsConfig(3, 16, 4, parts=4),
+        HopperSumsConfig(3, 64, 2, merged=True, parts=2),
+    ):  # fmt: skip
+        assert parse_sums(str(made)) == made
+    assert parse_sums("m128n64g2 split") == HopperSumsConfig(2, 64)
+    for wrong, said in (
+        ("m128n64g2 s2", "split or joint"), ("m128n64g3 s2 joint", "has m128. Allowed for g3: m192"),
+        ("m128n64g2 s2 reference", "is not understood for gradients"),
+    ):  # fmt: skip
+        with pytest.raises(SpecError, match=said):
+            parse_sums(wrong)
+    with pytest.raises(SignatureError, match="unroll=True with slots=3"):
+        parse_sums("m128n64g2 s3 split unroll")
 
 
 # ---- commands ------------------------------------------------------------------------------------------------------
@@ -348,6 +367,30 @@ def test_verify(capsys: pytest.CaptureFixture[str]) -> None:
     places = 3 + torch.cuda.is_available()
     assert said.count("  ok\n") == 2 * places
     assert f"{2 * places} of {2 * places} runs within tolerance" in said
+
+
+def test_verify_gradients_of_a_target(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ("--mask", "causal", "--head-dim", "32", "--cases", "1", "--batch", "1", "--sq", "70", "--sk", "80")
+    assert main(["verify", "--backward", *small, "--target", "sm90"]) == 0
+    said = capsys.readouterr().out
+    assert said.splitlines()[0].endswith(", sm90: max |x - float64|")
+    runs = 2 * 3 * (3 + torch.cuda.is_available())
+    assert f"{runs} of {runs} gradients within tolerance" in said
+
+
+def test_verify_takes_configurations_of_gradients(capsys: pytest.CaptureFixture[str]) -> None:
+    """One for all kernels, or one for each; another number or kind is no default."""
+    small = ("--mask", "causal", "--head-dim", "32", "--cases", "1", "--batch", "1", "--sq", "30", "--sk", "40")
+    asked = ("verify", "--backward", *small)
+    request = request_of(parser().parse_args([*asked, "--target", "sm90", "--config", "m128n64g2 s3 joint"]))
+    one, two = gradient_kernels(request)
+    joint = HopperSumsConfig(2, 64, 3, split=False)
+    assert (one.configs, two.configs) == ((joint,), (joint, joint))
+    assert main([*asked, "--config", "m64n32w4 s2"]) == 0
+    assert main([*asked, "--config", "m64n32w4; m64n32w4"]) == 2
+    assert "Allowed for sm80: a Config for each of attn_bwd_keys" in capsys.readouterr().err
+    assert main([*asked, "--target", "sm90", "--config", "m64n32w4"]) == 2
+    assert "Allowed for sm90: a HopperSumsConfig" in capsys.readouterr().err
 
 
 def test_verify_keeps_given_shapes(capsys: pytest.CaptureFixture[str]) -> None:

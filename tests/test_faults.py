@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 
 from attngen.backward_pipeline import Asked
-from attngen.config import Config
+from attngen.config import Config, HopperSumsConfig, SumsConfig
 from attngen.emulator import Mode
 from attngen.faults import Judge, Verdict, document, report
 from attngen.gradient import BackwardKernel, backward_for
@@ -51,25 +51,32 @@ def test_a_mutant_is_noticed(number: int) -> None:
     assert not verdict.missed, f"{mutant}: neither the verifier nor the emulator notices"
 
 
+SMALLEST: dict[str, SumsConfig] = {"sm80": Config(64, 32, 4, 2), "sm90": HopperSumsConfig(2, 64, 2, turns=True)}
+
+
 @cache
-def judge_of_gradients(same_bits: bool) -> Judge:
+def judge_of_gradients(same_bits: bool, on: str = "sm80") -> Judge:
     asked = Asked(frozenset("qkv"), dlse=False, same_bits=same_bits)
-    configs = (Config(64, 32, 4, 2),) * (2 if same_bits else 1)
-    kernel = backward_for(_spec().variant, Signature(IoType.BF16, 64, 64), target("sm80"), asked, configs)
+    configs = (SMALLEST[on],) * (2 if same_bits else 1)
+    kernel = backward_for(_spec().variant, Signature(IoType.BF16, 64, 64), target(on), asked, configs)
     return Judge.of(kernel, lambda shapes: _spec())
 
 
+@pytest.mark.parametrize("on", SMALLEST)
 @pytest.mark.parametrize("same_bits", [False, True])
-def test_kernels_of_gradients_are_innocent(same_bits: bool) -> None:
-    assert [probe.kind.value for probe in judge_of_gradients(same_bits).probes if not probe.ok] == []
-    text = report(judge_of_gradients(same_bits).kernel, ())
+def test_kernels_of_gradients_are_innocent(same_bits: bool, on: str) -> None:
+    judge = judge_of_gradients(same_bits, on)
+    assert [probe.kind.value for probe in judge.probes if not probe.ok] == []
+    text = report(judge.kernel, ())
+    assert text.startswith(f"## {on}, causal, gradients of k, q, v, ")
     assert ("the same bits in every run" if same_bits else "in any order") in text
 
 
+@pytest.mark.parametrize("on", SMALLEST)
 @pytest.mark.parametrize("same_bits", [False, True])
 @pytest.mark.parametrize("number", range(4))
-def test_a_mutant_of_gradients_is_noticed(number: int, same_bits: bool) -> None:
-    judge = judge_of_gradients(same_bits)
+def test_a_mutant_of_gradients_is_noticed(number: int, same_bits: bool, on: str) -> None:
+    judge = judge_of_gradients(same_bits, on)
     mutant = random.Random(SEED).sample(list(mutants(judge.kernel.schedule)), 4)[number]
     assert not judge.judge(mutant).missed, f"{mutant}: neither the verifier nor the emulator notices"
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from attngen.cli.syntax import MaskMaker, ScoreMaker, names_in, parse_mask, parse_scores
-from attngen.config import AnyConfig
-from attngen.configtext import parse_config
+from attngen.config import AnyConfig, SumsConfig
+from attngen.configtext import parse_config, parse_sums
 from attngen.functions import sigmoid
 from attngen.kernel import Kernel, kernel_for
 from attngen.masks import Mask, causal, document, full, prefix_lm, sliding_window, window
@@ -26,7 +26,8 @@ SAMPLE_DOCUMENTS = 4
 
 @dataclass(frozen=True)
 class Request:
-    """What the variant options of a command say."""
+    """What the variant options of a command say. `config`: of a forward pass. `sums`: of the kernels of gradients,
+    where the command asks for these: one for all, or one for each."""
 
     mask: str
     score: str
@@ -36,6 +37,7 @@ class Request:
     signature: Signature
     target: Target
     config: AnyConfig | None
+    sums: tuple[SumsConfig, ...] = ()
 
     @property
     def equal_lengths(self) -> bool:
@@ -105,12 +107,16 @@ def sigmoid_score(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
 
 def request_of(arguments: argparse.Namespace) -> Request:
     """What the options added by `attngen.cli.options.variant_options` say."""
-    config = parse_config(arguments.config, "--config") if arguments.config else None
+    config, sums = None, tuple[SumsConfig, ...]()
+    if arguments.config and getattr(arguments, "backward", False):
+        sums = tuple(parse_sums(text, "--config") for text in arguments.config.split(";"))
+    elif arguments.config:
+        config = parse_config(arguments.config, "--config")
     return Request(
         mask=arguments.mask, score=arguments.score, sink=arguments.sink, scale=arguments.scale,
         normalizer=arguments.normalizer,
         signature=signature_for(
             IoType(arguments.dtype), arguments.head_dim, arguments.head_dim_v, arguments.alignment
         ),
-        target=target(arguments.target), config=config,
+        target=target(arguments.target), config=config, sums=sums,
     )  # fmt: skip

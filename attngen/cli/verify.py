@@ -13,9 +13,12 @@ from attngen.cli.options import Commands, add_command, positive, shape_options, 
 from attngen.progress import Progress
 
 if TYPE_CHECKING:
+    from attngen.backward_pipeline import Asked
     from attngen.cli.request import Request
     from attngen.gradient import BackwardKernel
     from attngen.signature import Shapes
+    from attngen.spec import Variant
+    from attngen.target import Target
     from attngen.trial import Data, Errors, Trial
 
 LENGTHS = (130, 1, 17, 63, 64, 65, 128, 200, 257)  # drawn from: tile boundaries, and both sides of them
@@ -31,11 +34,16 @@ def register(commands: Commands) -> None:
         run,
         "run a variant on random shapes and compare with float64; exit 1 where it fails",
         "attngen verify --mask causal --head-dim 128 --sq 256 --sk 256\n"
+        "  attngen verify --mask causal --head-dim 64 --backward --target sm90\n"
         "  attngen verify --mask causal --head-dim 64 --fault-injection",
     )
     variant_options(parser)
     shape_options(parser)
-    parser.add_argument("--backward", action="store_true", help="the gradients of everything that may have one instead")
+    parser.add_argument(
+        "--backward", action="store_true",
+        help="the gradients of everything that may have one instead; --config is then of their kernels, one for all "
+        "or one for each: 'm128n64g2 s2 split; m128n128g2 s2 split'",
+    )  # fmt: skip
     parser.add_argument("--cases", type=positive, default=3, metavar="N", help="random shapes and data (default: 3)")
     parser.add_argument("--seed", type=int, default=0, help="of shapes, data and random order (default: 0)")
     parser.add_argument(
@@ -165,7 +173,10 @@ def draw_shapes(draw: random.Random, request: Request, arguments: argparse.Names
 
 def gradients(request: Request, arguments: argparse.Namespace) -> int:
     """The gradients of every case, by one kernel and by two, in every mode of the emulator, and on the GPU."""
-    print(f"gradients of {request.spec()!r}, {request.signature}, sm80: max |x - float64|")
+    from attngen.execute import backward_target
+
+    on = backward_target(request.target, request.signature)
+    print(f"gradients of {request.spec()!r}, {request.signature}, {on.name}: max |x - float64|")
     print(f"{'BxHq/HkvxSqxSk':<18} {'data':<9} {'run':<28} {'of':<9} {'error':>9} {'torch':>9} {'allowed':>9}")
     failed = total = 0
     with Progress() as progress:
@@ -183,12 +194,11 @@ def gradient_rows(request: Request, arguments: argparse.Namespace, progress: Pro
     from attngen.backward_pipeline import Asked
     from attngen.emulator import Mode
     from attngen.errors import EmulatorError, LaunchError
-    from attngen.gradient import backward_for
+    from attngen.execute import backward_target
     from attngen.gradient_trial import GradientTrial
-    from attngen.target import SM80
     from attngen.trial import Data, inputs
 
-    draw = random.Random(arguments.seed)
+    draw, target = random.Random(arguments.seed), backward_target(request.target, request.signature)
     for case in range(arguments.cases):
         shapes, data = draw_shapes(draw, request, arguments), list(Data)[case % len(Data)]
         seed = arguments.seed + case
@@ -197,7 +207,7 @@ def gradient_rows(request: Request, arguments: argparse.Namespace, progress: Pro
         head = f"{shapes.B}x{shapes.Hq}/{shapes.Hkv}x{shapes.Sq}x{shapes.Sk}"
         for same_bits in (False, True):
             asked = Asked(frozenset(trial.names), dlse=False, same_bits=same_bits)
-            kernel = backward_for(spec.variant, request.signature, SM80, asked)
+            kernel = gradient_kernel(request, spec.variant, target, asked)
             places = ["eager", "late", "random"] + (["gpu"] if torch.cuda.is_available() else [])
             for place in places:
                 progress.step(f"case {case + 1} of {arguments.cases}: {place}")
@@ -233,12 +243,22 @@ def inject(request: Request, arguments: argparse.Namespace) -> int:
 def gradient_kernels(request: Request) -> list[BackwardKernel]:
     """By one kernel, and with the same bits in every run."""
     from attngen.backward_pipeline import Asked, gradient_names
-    from attngen.gradient import backward_for
-    from attngen.target import SM80
+    from attngen.execute import backward_target
 
-    variant = request.spec().variant
+    variant, target = request.spec().variant, backward_target(request.target, request.signature)
     asked = (Asked(frozenset(gradient_names(variant)), dlse=False, same_bits=same) for same in (False, True))
-    return [backward_for(variant, request.signature, SM80, a) for a in asked]
+    return [gradient_kernel(request, variant, target, a) for a in asked]
+
+
+def gradient_kernel(request: Request, variant: Variant, target: Target, asked: Asked) -> BackwardKernel:
+    """With the configurations of --config: one for all of its kernels, or one for each."""
+    from attngen.backward_pipeline import choices
+    from attngen.gradient import backward_for
+
+    configs = request.sums
+    if len(configs) == 1:
+        configs *= len(choices(variant, request.signature, target, asked))
+    return backward_for(variant, request.signature, target, asked, configs or None)
 
 
 def told(text: str, file: Path | None) -> None:

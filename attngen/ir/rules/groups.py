@@ -26,6 +26,7 @@ class _Flight:
         self.found: dict[tuple[str, str | None], str] = {}
         self.fenced = False
         self.dirty: set[Cell] = set()  # written by ordinary instructions, and in no fence since
+        self.seen: set[Cell] = set()  # read by ordinary instructions since the last fence
         self.open: list[tuple[o.Wgmma, Event]] = []
         self.flight: list[tuple[str, set[Cell], set[Cell]]] = []  # group, accumulators, A fragments
         for use in walked.events:
@@ -96,6 +97,7 @@ class _Flight:
             case o.Open():
                 self.fenced = True
                 self.dirty -= self.cells(event, *op.regs)
+                self.seen.clear()
             case o.Wgmma():
                 self.issue(event, op)
             case o.Commit():
@@ -125,6 +127,8 @@ class _Flight:
         stale = (a | (set() if op.zero else d)) & self.dirty
         if stale:
             self.say("open", op.id, f"{min(stale)[0]} was written since the last wgmma.fence that names it")
+        if d & self.seen:
+            self.say("open", op.id, f"{min(d & self.seen)[0]} was read since the last wgmma.fence")
         if self.open and self.open[0][0].group != op.group:
             self.say("groups", op.id, f"group {self.open[0][0].group} is not closed yet")
         busy_d, busy_a = self.busy()
@@ -142,12 +146,14 @@ class _Flight:
                 "registers-in-flight", op.id, f"touches {min(touched & (d | a))[0]}, which a group in flight holds"
             )
         self.dirty |= written
+        self.seen |= set(use.reads)
 
 
 def wgmma(case: Case) -> Iterator[Finding]:
     """No group is in flight across an edge of the control flow (a guard of warp-local ops on other registers excepted);
-    each issue segment starts with a fence that names the registers written since; groups are closed and waited for;
-    registers of a group in flight are left alone. Named in-flight, open, groups, registers-in-flight, touches."""
+    each issue segment starts with a fence that names the registers written since, behind what reads its accumulators;
+    groups are closed and waited for; registers of a group in flight are left alone. Named in-flight, open, groups,
+    registers-in-flight, touches."""
     told: set[tuple[str, str | None]] = set()
     for walked in case.registers.walks:
         if not any(isinstance(u.op, WGMMA) or u.event.guard is not None for u in walked.events):
