@@ -134,6 +134,31 @@ def test_masks_without_closed_forms_visit_listed_tiles(same_bits: bool, device: 
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("same_bits", [False, True])
+@pytest.mark.parametrize("wanted", ["q v", "q v table", "table", "k table", "v table"])
+def test_any_subset_of_gradients(wanted: str, same_bits: bool, device: str) -> None:
+    """Parts of dq are left out of a kernel that has no dk; a kernel may do no more than add to a captured tensor."""
+    table = torch.linspace(-1, 1, 200)
+    names = wanted.split()
+    score = (lambda s, b, h, i, j: s + table[i - j + 100]) if "table" in names else None
+    trial = GradientTrial(Attention(mask=causal(), score=score), *qkv(sq=70, sk=90, d=16))
+    errors = trial.run(derivative(trial.spec, trial.q, trial.k, trial.v, names, same_bits), device=device)
+    assert {e.name for e in errors if e.ok} == set(names), [str(e) for e in errors]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("same_bits", [False, True])
+def test_listed_rows_that_see_no_key(same_bits: bool, device: str) -> None:
+    """A list of no tiles: one tile is visited, and adds nothing."""
+    ids = (torch.arange(300) // 70).to(torch.int32)
+    spec = Attention(mask=lambda b, h, i, j: (ids[i] == 1) & (ids[j] == 3))
+    trial = GradientTrial(spec, *qkv(sq=300, sk=300, d=16))
+    check(trial, device, same_bits)
+    got = trial.gradients(derivative(spec, trial.q, trial.k, trial.v, same_bits=same_bits), device=device)
+    assert not got["q"][:, :, 140:].any()
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_tiles_of_keys_that_nothing_sees_have_no_part(device: str) -> None:
     """Their keys and values are NaN, as memory that nobody wrote may be: exact zeros, and no NaN in dq."""
     q, k, v = qkv(h=2, hkv=1, sq=300, sk=400)
