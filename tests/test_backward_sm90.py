@@ -16,6 +16,7 @@ from torch import Tensor
 from attngen import causal, gradient, softcap
 from attngen.backward_pipeline import Asked, backward_graph, choices, derive_backward, parts_of
 from attngen.config import HopperSumsConfig
+from attngen.emulator import Mode
 from attngen.errors import EmulatorError, SignatureError, VerifyError
 from attngen.expr import DType, const, load, make, mul, sub, var
 from attngen.expr import Op as ExprOp
@@ -117,6 +118,19 @@ def test_any_order_of_copies_and_products(config: HopperSumsConfig, mode: Any, s
     assert all(e.ok for e in trial.run(kernel))
     first, again = trial.gradients(kernel), trial.gradients(kernel, mode, seed)
     assert all(torch.equal(first[n], again[n]) for n in "kv")  # parts of dq are added in another order
+
+
+@pytest.mark.parametrize("seed", [7, 8])
+def test_a_thread_that_a_random_copy_wakes_as_it_blocks_goes_on(seed: int) -> None:
+    """Of all threads that can run, the scheduler may draw the one that leaves."""
+    ids = (torch.arange(400) // 37 * 5 % 8).to(torch.int32)
+    flags = torch.zeros(2, 400, dtype=torch.int32)
+    flags[0, :150], flags[1, 20:] = 1, 1
+    spec = Attention(mask=lambda b, h, i, j: (ids[i] == ids[j]) & (flags[b, i] == 1))
+    trial = GradientTrial(spec, *qkv(b=2, h=4, hkv=2, sq=130, sk=385, d=16))
+    config = HopperSumsConfig(3, 64, 3 if seed == 7 else 2, turns=seed == 7, merged=True)
+    kernel = derivative(spec, trial.q, trial.k, trial.v, configs=(config,))
+    assert all(e.ok for e in trial.run(kernel, Mode.RANDOM, seed))
 
 
 @pytest.mark.parametrize("device", DEVICES)
