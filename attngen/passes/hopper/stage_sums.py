@@ -365,10 +365,12 @@ class SumStager:
 
     def buffers(self) -> tuple[Buffer, ...]:
         tiles = self.tiles()
-        elem = next(b.elem for b in tiles if b.layout.swizzle is Swizzle.B128)
-        layout = SmemLayout(self.config.block_m, self.piece, elem.bytes, Swizzle.B128)
+        whole = list(tiles)
+        if any(isinstance(op, StoreTile) for op in self.program.epilogue):  # else all is added at elements
+            elem = next(b.elem for b in tiles if b.layout.swizzle is Swizzle.B128)
+            layout = SmemLayout(self.config.block_m, self.piece, elem.bytes, Swizzle.B128)
+            whole.append(Buffer(name=STAGING, elem=elem, layout=layout))
         # swizzled tiles first: they start at multiples of 1024 bytes
-        whole = (*tiles, Buffer(name=STAGING, elem=elem, layout=layout))
         return tuple(sorted(whole, key=lambda b: -b.layout.align))
 
     def values(self) -> tuple[Value, ...]:
