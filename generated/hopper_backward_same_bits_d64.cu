@@ -590,6 +590,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_keys(const __grid_
       int t = 1;
       // range masked, full
       _Pragma("unroll 1") while (t < count) {
+        const int w = (int)opaque_u32(group - 1);
         const int slot3 = mod_s32(t, 3);
         const int last3 = mod_s32((t + 2), 3);
         // S1 mbar_wait bar=Q.full[slot3]
@@ -651,7 +652,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_keys(const __grid_
             int u2[2];
             float packed[2];
             const int i0 = m * 128 + 2 * quad;
-            const int j0 = n * 128 + w * 64 + warp * 16 + lane / 4;
+            const int j0 = n_now * 128 + w * 64 + warp * 16 + lane / 4;
             _Pragma("unroll") for (int ci = 0; ci < 16; ++ci) {
               float sLse_rows_at[2];
               ld_shared_v2_f32(sLse_rows_at[0], sLse_rows_at[1], 148480u + slot3 * 512 + 32 * ci + 8 * quad);
@@ -760,7 +761,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_keys(const __grid_
             int u5[2];
             float packed[2];
             const int i0 = m * 128 + 2 * quad;
-            const int j0 = n * 128 + w * 64 + warp * 16 + lane / 4;
+            const int j0 = n_now * 128 + w * 64 + warp * 16 + lane / 4;
             _Pragma("unroll") for (int ci = 0; ci < 16; ++ci) {
               _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                 const int i = i0 + 8 * ci + ei;
@@ -1127,6 +1128,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_queries(const __gr
       int t = 1;
       // range masked, full
       _Pragma("unroll 1") while (t < count) {
+        const int w = (int)opaque_u32(group - 1);
         const int slot3 = mod_s32(t, 3);
         const int last3 = mod_s32((t + 2), 3);
         // S1 mbar_wait bar=K.full[slot3]
@@ -1176,7 +1178,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_queries(const __gr
             bool u0[2];
             int u2[2];
             float packed[2];
-            const int i0 = m * 128 + w * 64 + warp * 16 + lane / 4;
+            const int i0 = m_now * 128 + w * 64 + warp * 16 + lane / 4;
             const int j0 = n * 128 + 2 * quad;
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
               const int i = i0 + 8 * ri;
@@ -1246,7 +1248,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_queries(const __gr
             bool u6[2];
             int u7[2];
             float packed[2];
-            const int i0 = m * 128 + w * 64 + warp * 16 + lane / 4;
+            const int i0 = m_now * 128 + w * 64 + warp * 16 + lane / 4;
             const int j0 = n * 128 + 2 * quad;
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
               const int i = i0 + 8 * ri;

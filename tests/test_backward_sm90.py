@@ -18,6 +18,7 @@ import attngen
 from attngen import causal, gradient, ops, softcap
 from attngen.backward_pipeline import Asked, backward_graph, choices, derive_backward, parts_of
 from attngen.config import HopperSumsConfig
+from attngen.emulator import Mode
 from attngen.errors import EmulatorError, GradientError, SignatureError, VerifyError
 from attngen.expr import DType, const, load, make, mul, sub, var
 from attngen.expr import Op as ExprOp
@@ -121,6 +122,19 @@ def test_any_order_of_copies_and_products(config: HopperSumsConfig, mode: Any, s
     assert all(torch.equal(first[n], again[n]) for n in "kv")  # parts of dq are added in another order
 
 
+@pytest.mark.parametrize("seed", [7, 8])
+def test_a_thread_that_a_random_copy_wakes_as_it_blocks_goes_on(seed: int) -> None:
+    """Of all threads that can run, the scheduler may draw the one that leaves."""
+    ids = (torch.arange(400) // 37 * 5 % 8).to(torch.int32)
+    flags = torch.zeros(2, 400, dtype=torch.int32)
+    flags[0, :150], flags[1, 20:] = 1, 1
+    spec = Attention(mask=lambda b, h, i, j: (ids[i] == ids[j]) & (flags[b, i] == 1))
+    trial = GradientTrial(spec, *qkv(b=2, h=4, hkv=2, sq=130, sk=385, d=16))
+    config = HopperSumsConfig(3, 64, 3 if seed == 7 else 2, turns=seed == 7, merged=True)
+    kernel = derivative(spec, trial.q, trial.k, trial.v, configs=(config,))
+    assert all(e.ok for e in trial.run(kernel, Mode.RANDOM, seed))
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("same_bits", [False, True])
 def test_masks_without_closed_forms_visit_listed_tiles(same_bits: bool, device: str) -> None:
@@ -133,6 +147,31 @@ def test_masks_without_closed_forms_visit_listed_tiles(same_bits: bool, device: 
 
     trial = GradientTrial(Attention(mask=mask), *qkv(b=2, h=2, hkv=1, sq=300, sk=300, d=32))
     check(trial, device, same_bits)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("same_bits", [False, True])
+@pytest.mark.parametrize("wanted", ["q v", "q v table", "table", "k table", "v table"])
+def test_any_subset_of_gradients(wanted: str, same_bits: bool, device: str) -> None:
+    """Parts of dq are left out of a kernel that has no dk; a kernel may do no more than add to a captured tensor."""
+    table = torch.linspace(-1, 1, 200)
+    names = wanted.split()
+    score = (lambda s, b, h, i, j: s + table[i - j + 100]) if "table" in names else None
+    trial = GradientTrial(Attention(mask=causal(), score=score), *qkv(sq=70, sk=90, d=16))
+    errors = trial.run(derivative(trial.spec, trial.q, trial.k, trial.v, names, same_bits), device=device)
+    assert {e.name for e in errors if e.ok} == set(names), [str(e) for e in errors]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("same_bits", [False, True])
+def test_listed_rows_that_see_no_key(same_bits: bool, device: str) -> None:
+    """A list of no tiles: one tile is visited, and adds nothing."""
+    ids = (torch.arange(300) // 70).to(torch.int32)
+    spec = Attention(mask=lambda b, h, i, j: (ids[i] == 1) & (ids[j] == 3))
+    trial = GradientTrial(spec, *qkv(sq=300, sk=300, d=16))
+    check(trial, device, same_bits)
+    got = trial.gradients(derivative(spec, trial.q, trial.k, trial.v, same_bits=same_bits), device=device)
+    assert not got["q"][:, :, 140:].any()
 
 
 @pytest.mark.parametrize("device", DEVICES)

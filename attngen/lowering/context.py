@@ -61,20 +61,18 @@ class RoleContext:
         """Rows of the tile that one warp owns."""
         return next(v.rows for v in self.role.values if v.fragment is Fragment.ACC)
 
-    @property
-    def row0(self) -> str:
-        """First query row of a thread; it also owns every eighth row after it."""
-        return f"m * {self.kernel.work.block_m} + {self.tile_row0}"
+    def row0(self, tile: str = "m") -> str:
+        """First query row of a thread; it also owns every eighth row after it. tile: the name of the row tile."""
+        return f"{tile} * {self.kernel.work.block_m} + {self.tile_row0}"
 
     @property
     def tile_row0(self) -> str:
         """The same within the tile."""
         return f"warp * {self.warp_rows} + lane / 4"
 
-    @property
-    def key0(self) -> str:
+    def key0(self, tile: str = "n") -> str:
         """The same of a kernel whose rows are keys."""
-        return f"n * {self.kernel.work.block_m} + warp * {self.warp_rows} + lane / 4"
+        return f"{tile} * {self.kernel.work.block_m} + warp * {self.warp_rows} + lane / 4"
 
     def row_of(self, tensor: str, keys: bool = False) -> str:
         """Offset of this item's row in a table [batch or 1, heads or 1, row tiles, ...]."""

@@ -30,13 +30,15 @@ def reduce_call(context: RoleContext, op: o.Reduce) -> tuple[str, dict[str, Argu
 def map_call(context: RoleContext, op: o.Map) -> tuple[str, dict[str, Argument]]:
     """A scope with the locals, and a pass for each scope that has statements."""
     over, text, target = context.values[op.over.name], MapText(context, op), context.target
-    rows, lines = over.rows // 8, [*afresh(context, op), *text.locals]
+    read, again = afresh(context, op)
+    rows, lines = over.rows // 8, [*again, *text.locals]
+    own = {n: f"{n}_now" if n in read else n for n in ("m", "n")}
     column = "2 * quad"
     tile = {"M": f"m * {over.cols} + ", "N": f"n * {over.cols} + "}.get(over.cols_axis, "")
     if over.rows_axis == "M":
-        first = {"i": context.row0, "j": f"{tile}{column}", "it": context.tile_row0, "jt": column}
+        first = {"i": context.row0(own["m"]), "j": f"{tile}{column}", "it": context.tile_row0, "jt": column}
     else:
-        first = {"i": f"{tile}{column}", "j": context.key0}
+        first = {"i": f"{tile}{column}", "j": context.key0(own["n"])}
     for index in first:
         if text.uses(index):
             lines.append(f"const int {index}0 = {first[index]};")
@@ -54,9 +56,9 @@ def map_call(context: RoleContext, op: o.Map) -> tuple[str, dict[str, Argument]]
     return "map", {"lines": lines}
 
 
-def afresh(context: RoleContext, op: o.Map) -> list[str]:
-    """The statements of scope ITEM. What they read is opaque to the compiler, which would work them out once and keep
-    them."""
+def afresh(context: RoleContext, op: o.Map) -> tuple[list[str], list[str]]:
+    """What the statements of scope ITEM read, and their text. It is opaque to the compiler, which would work them out
+    once and keep them."""
     statements = [s for s in op.body if s.scope is Scope.ITEM]
     own = {s.target for s in statements}
     read = sorted({n for s in statements for n in variables(s.value) if n not in own | context.parameters})
@@ -64,7 +66,8 @@ def afresh(context: RoleContext, op: o.Map) -> list[str]:
     printer = Printer(
         lambda v: f"{v.name}_now" if v.name in read else context.spell(v), context.elems, context.dense
     )
-    return [*lines, *(f"const {C_DTYPE[s.value.dtype]} {s.target} = {printer(s.value)};" for s in statements)]
+    lines += (f"const {C_DTYPE[s.value.dtype]} {s.target} = {printer(s.value)};" for s in statements)
+    return read, lines
 
 
 class MapText:

@@ -70,7 +70,7 @@ def calls(context: RoleContext, op: Op) -> Iterator[tuple[str, dict[str, Argumen
                 yield "st_tile_narrow", {**stored, "column": op.column, "units": units, "bytes": op.bytes}
         case o.StRows():
             yield kind, {"rows": context.values[op.src.name].rows // 8, "dst": op.dst, "src": op.src.name,
-                         "i0": context.row0, "limit": context.expr(op.limit)}  # fmt: skip
+                         "i0": context.row0(), "limit": context.expr(op.limit)}  # fmt: skip
         case o.Pointwise():
             yield kind, {"lines": list(pointwise_lines(context, op))}
         case o.SumRows() if op.lanes:

@@ -113,11 +113,12 @@ def branched(context: HopperContext, node: Tiles, head: list[str]) -> list[str]:
     cls, total = ", ".join(r.cls for r in node.ranges), context.expr(node.ranges[-1].end)
     used = lets(context, _used(node.lets, node.drain))
     if node.unroll == 1:
-        ranges = [{"cls": cls, "end": total, "body": indented([*head, *branches(context, node, {})])}]
+        body = [*own_index(context.role), *head, *branches(context, node, {})]
+        ranges = [{"cls": cls, "end": total, "body": indented(body)}]
         loop = call(context.target, "tiles", {"var": node.var, "start": node.start, "ranges": ranges})
         drain = step_lines(context, node.drain, "", {})
         return [*loop, *(["{", *(f"  {x}" for x in [*used, *drain]), "}"] if drain else [])]
-    body: list[str] = []
+    body = []
     for number in range(node.unroll):
         values = phase_values(node, number)
         body += call(context.target, "phase", {
@@ -126,6 +127,14 @@ def branched(context: HopperContext, node: Tiles, head: list[str]) -> list[str]:
         })  # fmt: skip
     ranges = [{"cls": cls, "condition": "true", "body": indented(body)}]
     return call(context.target, "tiles_drained", {"var": node.var, "start": node.start, "ranges": ranges})
+
+
+def own_index(role: Role) -> list[str]:
+    """In a step, the index of a warpgroup is opaque to the compiler, which would keep the addresses that it makes of it
+    in registers over all steps."""
+    if role.split == 1:
+        return []
+    return [f"const int w = (int)opaque_u32(group - {role.first_warp // WARPS_A_GROUP});"]
 
 
 def branches(context: HopperContext, node: Tiles, values: Values) -> list[str]:

@@ -33,9 +33,8 @@ class HopperContext(RoleContext):
     def tile_row0(self) -> str:
         return f"w * {WARPGROUP_ROWS} + warp * 16 + lane / 4"
 
-    @property
-    def key0(self) -> str:
-        return f"n * {self.kernel.work.block_m} + w * {WARPGROUP_ROWS} + warp * 16 + lane / 4"
+    def key0(self, tile: str = "n") -> str:
+        return f"{tile} * {self.kernel.work.block_m} + w * {WARPGROUP_ROWS} + warp * 16 + lane / 4"
 
     def tile_rows(self, ref: Ref) -> int:
         """A reference with one index more than slots need means the rows of one warpgroup."""

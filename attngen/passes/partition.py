@@ -68,13 +68,18 @@ def contraction(graph: Graph, out: Output) -> Contract | None:
 
 
 def can_shed(graph: Graph) -> bool:
-    """Whether sums over keys may be added up by the kernel that owns keys: it computes all that they are made of. What
-    is summed over the keys of a row would have to leave it, too; what is added at an element's own index may."""
+    """Whether sums over keys may be added up by the kernel that owns keys: it computes all that they are made of, and
+    their weights are in 16 bits as those of a sum that it keeps. What is summed over the keys of a row would have to
+    leave it, too; what is added at an element's own index may."""
     outputs = [out for out in graph.of(Output) if isinstance(out, Output)]
-    over = {node.over for out in outputs for node in [contraction(graph, out)] if node is not None}
+    weights: dict[Axis, set[str]] = {}
+    for node in (contraction(graph, out) for out in outputs):
+        if node is not None:
+            both = {n for n in node.operands() if {Axis.M, Axis.N} <= set(graph[n].axes)}
+            weights.setdefault(node.over, set()).update(both)
     others = (out for out in outputs if out.mode is Assign.REDUCE_ADD)
     leave = all(set(out.axes) == set(ROWS) or "j" in variables(*out.index) for out in others)
-    return over == {Axis.M, Axis.N} and leave
+    return set(weights) == {Axis.M, Axis.N} and weights[Axis.N] <= weights[Axis.M] and leave
 
 
 def partition(graph: Graph, apart: bool = False, shed: bool = False) -> Parts:

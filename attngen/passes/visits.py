@@ -138,8 +138,9 @@ def _listed(config: TileConfig, mask: Expr, body: tuple[Step, ...]) -> Visits:
         Workspace(name=CLASSES, elem=Elem.U8, shape=(*sizes, rows, keys)),
     ]
     lets = [*row_lets(config), _let("masked", entry(const(0))), _let("count", entry(const(1)))]
-    if isinstance(config, HopperConfig):  # at least one tile is visited; all of its keys are masked
+    if not isinstance(config, Config):  # at least one tile is visited; all of its keys are masked
         lets[-1] = _let("count", maximum(lets[-1].value, const(1)))
+    if isinstance(config, HopperConfig):
         lets.insert(0, _let("m", load(BY_LENGTH, (*at, i32("rank")), DType.I32)))
         spaces.append(Workspace(name=BY_LENGTH, elem=Elem.I32, shape=(*sizes, rows)))
     loop = TileLoop(

@@ -105,6 +105,7 @@ static void leave(Fiber& from) {
     context_switch(&from.context, launch.host);
   }
   Fiber& next = launch.mode == Mode::random ? launch.ready.pop(launch.random()) : launch.ready.pop();
+  if (&next == &from) return;  // a copy that landed above woke it: the context saved for it is that of an older call
   launch.result->switches++;
   launch.current = &next;
   context_switch(&from.context, next.context);

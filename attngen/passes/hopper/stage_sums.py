@@ -75,7 +75,7 @@ from attngen.passes.visits import ROWS_A_GROUP, i32
 from attngen.target import Target
 
 LAST = sub(T, const(1))
-MORE_ADDRESSES = 24  # of the role of parts, where it works out those of copies, too
+MORE_ADDRESSES = 8  # of the role of parts, where it works out those of copies, too
 LEAST_REGS = 32  # of the load role, which works out where each tile is
 ADDRESSES = 24  # registers below the first accumulator (attngen.ir.rules.registers)
 LOAD, SHED, MATH = "load", "shed", "math"
@@ -365,10 +365,12 @@ class SumStager:
 
     def buffers(self) -> tuple[Buffer, ...]:
         tiles = self.tiles()
-        elem = next(b.elem for b in tiles if b.layout.swizzle is Swizzle.B128)
-        layout = SmemLayout(self.config.block_m, self.piece, elem.bytes, Swizzle.B128)
+        whole = list(tiles)
+        if any(isinstance(op, StoreTile) for op in self.program.epilogue):  # else all is added at elements
+            elem = next(b.elem for b in tiles if b.layout.swizzle is Swizzle.B128)
+            layout = SmemLayout(self.config.block_m, self.piece, elem.bytes, Swizzle.B128)
+            whole.append(Buffer(name=STAGING, elem=elem, layout=layout))
         # swizzled tiles first: they start at multiples of 1024 bytes
-        whole = (*tiles, Buffer(name=STAGING, elem=elem, layout=layout))
         return tuple(sorted(whole, key=lambda b: -b.layout.align))
 
     def values(self) -> tuple[Value, ...]:
