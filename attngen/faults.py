@@ -31,7 +31,8 @@ TAIL = 22  # keys and queries beyond whole tiles
 
 
 def _square(config: TileConfig) -> tuple[int, int]:
-    length = max(config.block_m, 3 * config.block_n) + TAIL
+    # under a causal mask a whole streamed tile behind those on the diagonal, whichever axis is owned
+    length = max(config.block_m + config.block_n, 3 * config.block_n) + TAIL
     return length, length
 
 
