@@ -6,8 +6,8 @@ Rules, in this order:
  2. As many warpgroups of owned rows as registers allow: with two, half of the additions into memory of one, and one
     computes while the other's products run. Three where no loading role needs registers (head_dim up to 64): a third
     fewer additions again. Measured on an H200 at head_dim 64, in time of two: 0.94 at seqlen 16384, 0.98 to 1.0 at
-    4096, 1.05 at 1024, where tiles of 192 rows are not filled.
-    Two get the loading role's registers, too, where few would be left: in time of the loop that is written out, 0.95 to
+    4096, 1.05 to 1.08 at 1024, where tiles of 192 rows are not filled.
+    Two get the loading role's registers, too, where few would be left: in time of the loop that is written out, 0.94 to
     0.99 at head_dim 128.
  3. The widest streamed tile that registers allow, in multiples of 64 where its weights cross the warps: fewer waits a
     row.
