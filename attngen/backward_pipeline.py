@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from attngen.config import Config, HopperSumsConfig, SumsConfig
-from attngen.errors import GradientError, PassError, SignatureError
+from attngen.errors import GradientError, PassError, SignatureError, VerifyError
 from attngen.expr import SCALE, SEQLEN_Q, DType, const, loads, mul, var, variables
 from attngen.ir.graph import Axis, Graph, Input, Map, Output
 from attngen.ir.ops import Assign
@@ -55,6 +55,9 @@ class Asked:
 
     def __str__(self) -> str:
         return f"gradients of {', '.join(sorted(self.wanted))}{' through lse too' if self.dlse else ''}"
+
+
+Ranked = tuple[tuple[str, tuple[SumsConfig, ...]], ...]  # by kernel, best first
 
 
 @dataclass(frozen=True)
@@ -211,10 +214,26 @@ def captures(variant: Variant) -> tuple[TensorArg, ...]:
 def derive_backward(
     variant: Variant, signature: Signature, target: Target, asked: Asked, configs: Sequence[SumsConfig] | None = None
 ) -> BackwardLevels:
-    """All levels of a derivative. `configs`: tile shapes of its kernels; None: the best of the rules."""
+    """All levels of a derivative. `configs`: tile shapes of its kernels; None: the best of the rules whose code fits
+    the instruction cache, which the rules do not know."""
     check(signature, target)
     ranked = choices(variant, signature, target, asked)
-    chosen = configs or tuple(r[0] for _, r in ranked)
+    if configs is not None:
+        return _levels(variant, signature, target, asked, ranked, tuple(configs))
+    at = [0] * len(ranked)
+    while True:
+        chosen = tuple(r[n] for n, (_, r) in zip(at, ranked, strict=True))
+        try:
+            return _levels(variant, signature, target, asked, ranked, chosen)
+        except VerifyError as error:
+            at = [n + (name in str(error)) for n, (name, _) in zip(at, ranked, strict=True)]
+            if error.rule != "code-size" or any(n == len(r) for n, (_, r) in zip(at, ranked, strict=True)):
+                raise
+
+
+def _levels(
+    variant: Variant, signature: Signature, target: Target, asked: Asked, ranked: Ranked, chosen: Sequence[SumsConfig]
+) -> BackwardLevels:
     kind = HopperSumsConfig if target.has(Feature.WGMMA) else Config
     if len(chosen) != len(ranked) or not all(isinstance(c, kind) for c in chosen):
         names = ", ".join(name for name, _ in ranked)
@@ -246,7 +265,7 @@ def check(signature: Signature, target: Target) -> None:
 
 def choices(
     variant: Variant, signature: Signature, target: Target, asked: Asked
-) -> tuple[tuple[str, tuple[SumsConfig, ...]], ...]:
+) -> Ranked:
     """Ranked tile shapes of each kernel that owns an axis, by name."""
     parts = parts_of(backward_graph(variant, asked)[1], variant, signature, target, asked.same_bits)
     ranked = tuple((name, candidates_sums(o, variant, signature, target)) for name, o in named(parts))

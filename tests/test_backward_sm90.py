@@ -16,24 +16,17 @@ from torch import Tensor
 
 import attngen
 from attngen import causal, gradient, ops, softcap
-from attngen.backward_pipeline import Asked, backward_graph, choices, derive_backward, parts_of
+from attngen.backward_pipeline import Asked, choices, derive_backward
 from attngen.config import HopperSumsConfig
 from attngen.emulator import Mode
 from attngen.errors import EmulatorError, GradientError, SignatureError, VerifyError
-from attngen.expr import DType, const, load, make, mul, sub, var
-from attngen.expr import Op as ExprOp
 from attngen.gradient import BackwardKernel
 from attngen.gradient_trial import GradientTrial
-from attngen.ir.graph import Axis
 from attngen.ir.mutate import mutants
 from attngen.ir.ops import RedFrag
 from attngen.ir.schedule import Schedule, VerifiedSchedule, ops_of
 from attngen.ir.verify import verify
-from attngen.layout import accumulator, block_offset, blocks
 from attngen.lower import lower
-from attngen.passes.hopper.stage_sums import role_registers
-from attngen.passes.scopes import Target
-from attngen.passes.split_weights import halves, lift_rows
 from attngen.runtime.load import runs_on
 from attngen.signature import IoType, Signature, signature_of
 from attngen.spec import Attention
@@ -177,8 +170,8 @@ def test_listed_rows_that_see_no_key(same_bits: bool, device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_tiles_of_keys_that_nothing_sees_have_no_part(device: str) -> None:
     """Their keys and values are NaN, as memory that nobody wrote may be: exact zeros, and no NaN in dq."""
-    q, k, v = qkv(h=2, hkv=1, sq=300, sk=400)
-    k[:, :, 256:], v[:, :, 256:] = math.nan, math.nan
+    q, k, v = qkv(h=2, hkv=1, sq=300, sk=500)
+    k[:, :, 384:], v[:, :, 384:] = math.nan, math.nan
     spec = Attention(mask=lambda b, h, i, j: j < 200)
     clean = GradientTrial(spec, q, k.nan_to_num(), v.nan_to_num())
     out, lse, _ = clean.forward
@@ -391,82 +384,35 @@ def test_a_call_has_gradients_for_its_target(
     assert dq.isfinite().all()
 
 
-# ---- the parts of the passes -----------------------------------------------------------------------------------------
-
-S, DP, DELTA = (var(n, DType.F32) for n in ("rS", "rdP", "sDelta"))
-P = make(ExprOp.EXP2, S)
+# ---- what rules do not know -----------------------------------------------------------------------------------------
 
 
-def test_weights_split_at_the_second_product() -> None:
-    found = halves([Target("rP", P), Target("rdS", mul(P, sub(DP, DELTA)))], "rS", frozenset({"rdP"}))
-    assert found is not None
-    assert found.early == (Target("rP", P),)
-    assert found.late == (Target("rP", mul(DP, var("rP", DType.F32))),)
-    assert (found.place, found.start) == ({"rdS": "rP"}, {"rdP": DELTA})
+def test_code_that_does_not_fit_the_instruction_cache_is_not_chosen() -> None:
+    """What the rules put first is refused by its size alone; the next that fits is right."""
+    table = torch.randn(600)
+
+    def relative(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return s + table[i - j + 300]
+
+    spec = Attention(mask=causal(), score=[softcap(9.0), relative])
+    trial = GradientTrial(spec, *qkv(h=2, hkv=1, sq=70, sk=100, d=64))
+    asked = Asked(frozenset(trial.names), False, False)
+    signature = signature_of(trial.q, trial.k, trial.v)
+    ranked = choices(spec.variant, signature, SM90, asked)
+    with pytest.raises(VerifyError, match="code-size"):
+        derive_backward(spec.variant, signature, SM90, asked, [r[0] for _, r in ranked])
+    kernel = derivative(spec, trial.q, trial.k, trial.v, list(trial.names))
+    assert kernel.configs[0] in ranked[0][1][1:]
+    check(trial, "cpu")
 
 
-def test_what_the_second_map_needs_is_kept() -> None:
-    """A slope of the score lies where ds will."""
-    slope = sub(const(1.0), mul(S, S))
-    found = halves([Target("rP", P), Target("rdS", mul(mul(P, sub(DP, DELTA)), slope))], "rS", frozenset({"rdP"}))
-    assert found is not None
-    assert {t.name: t.value for t in found.early} == {"rP": P, "rdS": mul(P, slope)}
-    assert found.place == {"rdS": "rdS"}
-
-
-def test_what_does_not_split() -> None:
-    """Weights that are no products, and sums over many elements, whose error would be that of 16 bits."""
-    assert halves([Target("rdS", make(ExprOp.EXP2, mul(S, DP)))], "rS", frozenset({"rdP"})) is None
-    table = Target("table", mul(P, sub(DP, DELTA)), accumulate=True, index=(const(0),))
-    assert halves([table], "rS", frozenset({"rdP"})) is None
-
-
-def test_row_values_leave_elements() -> None:
-    lse = load("lse", (var("i", DType.I32),), DType.F32)
-    seen: dict[object, str] = {}
-
-    def name(e: Any) -> Any:
-        seen.setdefault(e, f"row{len(seen)}")
-        return var(seen[e], DType.F32)
-
-    whole = mul(lse, const(2.0))
-    assert lift_rows(sub(S, whole), frozenset({"lse"}), name) is sub(S, var("row0", DType.F32))
-    assert list(seen) == [whole]
-
-
-def test_blocks_hold_each_element_once() -> None:
-    """In the order of a warpgroup's accumulator: four registers of a thread side by side."""
-    for cols in (16, 48, 64, 80, 112, 128, 192, 256):
-        found = list(blocks(cols))
-        assert [c for c, _ in found] == [sum(w for _, w in found[:k]) for k in range(len(found))]
-        assert sum(w for _, w in found) == cols
-        assert all(c % w == 0 for c, w in found)
-    for width in (16, 32, 64):
-        offsets = {block_offset(r, c) for r in range(64) for c in range(width)}
-        assert offsets == set(range(64 * width))
-    for lane in range(32):
-        for register in range(32):
-            row, column = accumulator(lane, register, 64)
-            assert block_offset(32 + row, column) == register // 4 * 512 + (64 + lane) * 4 + register % 4
-
-
-@pytest.mark.parametrize("warpgroups", [1, 2, 3])
-@pytest.mark.parametrize("held", [None, 32, 56])
-def test_roles_share_what_the_launch_has(warpgroups: int, held: int | None) -> None:
-    load_regs, shed, math_regs = role_registers(warpgroups, held, SM90)
-    groups = warpgroups + (1 if held is None else 2)
-    assert load_regs + shed + warpgroups * math_regs <= 65536 // (128 * groups) // 8 * 8 * groups
-    assert all(r % 8 == 0 for r in (load_regs, shed, math_regs))
-    assert load_regs >= 32
-    assert held is None or shed > 24 + held
-    if held is not None:  # the role of parts takes what the loading role had, too
-        none, parts, more = role_registers(warpgroups, held, SM90, merged=True)
-        assert none == 0 and parts + warpgroups * more <= 65536 // (128 * (warpgroups + 1)) // 8 * 8 * (warpgroups + 1)
-        assert parts % 8 == more % 8 == 0 and parts > shed and more >= math_regs
-
-
-def test_keys_are_owned_where_dq_is_added_up() -> None:
-    variant = Attention(mask=causal()).variant
-    asked = Asked(frozenset("qkv"), dlse=False, same_bits=False)
-    parts = parts_of(backward_graph(variant, asked)[1], variant, Signature(IoType.BF16, 128, 128), SM90, False)
-    assert [o.own for o in parts.owned] == [Axis.N]
+@pytest.mark.parametrize("device", DEVICES)
+def test_scores_of_positions_alone(device: str) -> None:
+    """No product of q and k: the kernel reads no tile of its own, and gradients of q and k are zeros."""
+    q, k, v = (x.to(device).requires_grad_() for x in qkv(h=2, hkv=1, sq=130, sk=193, d=16))
+    out = attngen.attention(q, k, v, score=lambda s, b, h, i, j: 0.02 * j, target="sm90")
+    out.float().square().sum().backward()
+    weights = torch.softmax(0.02 * torch.arange(193, device=device).double(), 0)
+    want = torch.outer(weights, 2 * out.detach()[0].double().sum((0, 1)))
+    assert not q.grad.any() and not k.grad.any()
+    assert torch.allclose(v.grad[0, 0].double(), want, rtol=2e-2, atol=2e-3)

@@ -116,5 +116,6 @@ def code_size(case: Case) -> Iterator[Finding]:
     if total > case.target.instruction_cache:
         yield Finding(
             "code-size",
-            f"about {total} bytes of code; the instruction cache holds {case.target.instruction_cache}",
+            f"{case.kernel.name}: about {total} bytes of code; the instruction cache holds "
+            f"{case.target.instruction_cache}",
         )

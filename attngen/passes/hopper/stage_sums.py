@@ -275,7 +275,7 @@ class SumStager:
         if self.config.merged:
             distance = self.config.slots - 1
             first = [self.copies(const(n), make(Op.LT, const(n), loop.count), f"_{n}") for n in range(distance)]
-            lets = (*lets, self.own_row(), *(s for stated, _ in first for s in stated))
+            lets = (*lets, *self.own_row(), *(s for stated, _ in first for s in stated))
             items = [self.load(op, item=True) for op in self.item_loads]
             copies = [op for _, ops in first for op in ops]
             # what the first products need comes first
@@ -344,13 +344,15 @@ class SumStager:
         row = i32(OWN_ROW) if item else op.row
         return TmaLoad(id="", dst=dst, src=op.src, heads=op.heads, row=row, bar=bar, when=FIRST if item else None)
 
-    def own_row(self) -> Stmt:
-        """Where the owned tiles start. Keys that nothing sees have a part of 0: they are zeros from behind the last
-        row, since 0 times what they hold may not be 0."""
+    def own_row(self) -> tuple[Stmt, ...]:
+        """Where the owned tiles start; nothing if no product reads one. Keys that nothing sees have a part of 0: they
+        are zeros from behind the last row, since 0 times what they hold may not be 0."""
+        if not self.item_loads:
+            return ()
         row, visited = self.item_loads[0].row, self.program.loop.visited
         if visited is not None:
             row = where(make(Op.LT, const(0), visited), row, SEQLEN_K)
-        return Stmt(scope=Scope.ITEM, target=OWN_ROW, value=row)
+        return (Stmt(scope=Scope.ITEM, target=OWN_ROW, value=row),)
 
     # ---- declarations ----------------------------------------------------------------------------------------------
 
@@ -429,7 +431,7 @@ def stage_sums(program: Program, target: Target) -> Kernel:
     roles: list[Role] = []
     if not config.merged:
         roles.append(Role(name=LOAD, first_warp=0, warps=4, regs=load_regs, single=True,
-                          item=Item(lets=(*lets, s.own_row()), body=(s.load_tiles(),))))  # fmt: skip
+                          item=Item(lets=(*lets, *s.own_row()), body=(s.load_tiles(),))))  # fmt: skip
     if s.shed:
         roles.append(s.shed_role(shed_regs))
     roles.append(Role(

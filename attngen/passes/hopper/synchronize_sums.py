@@ -202,7 +202,7 @@ def _role(role: Role, rings: Rings, turns: bool, bytes_of: dict[str, int]) -> Ro
                 body.insert(-1, Block(name="begin", ops=steps_of("B", _item_waits(node, rings))))
         elif any(isinstance(op, TmaLoad) for op in node.ops):
             body.append(dataclasses.replace(node, ops=steps_of("L", line(node.ops, False, None, False))))
-        elif any(isinstance(op, Wgmma) for op in node.ops):
+        elif any(isinstance(op, Wgmma) or rings.of.keys() & {r.name for r in reads(op)} for op in node.ops):
             ops = line(node.ops, True, make(Op.EQ, line.count, const(1)), turns)
             body.append(dataclasses.replace(node, ops=steps_of("P", ops)))
         else:
