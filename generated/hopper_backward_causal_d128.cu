@@ -10,7 +10,7 @@
 // attn_bwd_keys tile: 128 owned rows = 2 x 64, streamed tiles of 64 rows; 197760 bytes of shared memory
 // attn_bwd_keys registers: role shed: 4 warps, 72 a thread; role math: 8 warps, 216 a thread
 // attn_bwd_keys slots: 1 of K, 2 of Q, 1 of V, 2 of dOut, 2 of dS; a ring of one slot is filled once an item
-// attn_bwd_keys copies: role shed issues them, ahead of its products: a role less leaves registers to another warpgroup
+// attn_bwd_keys copies: role shed issues them, ahead of its products: the registers of a loading role go to the others
 // attn_bwd_keys weights: split in two maps: rP behind rS, then rP behind rdP; rdP starts at what is subtracted from it. What the first knows is kept in 16 bits, and one tile of scores is held
 // attn_bwd_keys turns: none: warpgroups issue when they are ready
 // attn_bwd_keys parts: role shed adds 2 a step to memory, a block of 64 rows each; accumulators: 1, as many as are in flight at once

@@ -39,7 +39,7 @@ def slots(kernel: Kernel) -> str:
 def copies(kernel: Kernel) -> str:
     (role,) = (r.name for r in kernel.roles if any(isinstance(op, TmaLoad) for op in steps_of(r)))
     if role == SHED:
-        return f"role {role} issues them, ahead of its products: a role less leaves registers to another warpgroup"
+        return f"role {role} issues them, ahead of its products: the registers of a loading role go to the others"
     return f"role {role} does nothing else: it waits for free slots"
 
 
