@@ -37,7 +37,7 @@ WATCHED = [
 
 def counted(m: Generated, text: str) -> gate.GateReport:
     artifact = compile_cached(text, arch=m.target.archs[0], symbols=m.symbols)
-    return gate.check(artifact, expected=predicted(m.schedule))
+    return gate.check(artifact, expected=m.expected)
 
 
 @compiles
@@ -51,14 +51,14 @@ def test_the_machine_code_has_what_the_schedule_has(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_predictions_are_tight(name: str) -> None:
-    """Products, conversions and maxima are one number each; only divisions of integers and loops that the compiler
-    unrolls in part leave it a choice."""
+    """Products, conversions and maxima are one number each; only divisions of integers, maps whose items are worked out
+    afresh, and loops that the compiler unrolls in part leave it a choice."""
     whole = schedule(name)
     for symbol, counts in predicted(whole).items():
         products = {kind_of(type(op)) for k in whole.kernels if k.name == symbol for _, op in ops_of(k)}
         assert (counts[WGMMA].most > 0) == (kind_of(Wgmma) in products)
         assert (counts[MMA].most > 0) == (kind_of(MmaSync) in products)
-        exact = (WGMMA, PACK) if whole.target == "sm80" else (WGMMA, MMA, SPECIAL, PACK, MAXIMUM)
+        exact = (WGMMA, PACK) if whole.target == "sm80" or "backward" in name else (WGMMA, MMA, SPECIAL, PACK, MAXIMUM)
         assert all(counts[x].least == counts[x].most for x in exact), {k: str(v) for k, v in counts.items()}
         assert counts[SPECIAL].most - counts[SPECIAL].least <= 8
 

@@ -37,7 +37,7 @@ def bounded(e: Expr, inside: frozenset[str] = frozenset(), guarded: frozenset[st
             return None
         sizes = [var(f"{x.name}_n{k}", DType.I32) for k in range(len(x.args))]
         index = [_clamped(a, n) for a, n in zip(x.args, sizes, strict=True)]
-        if x.name not in guarded or not _of_key(x.args[-1]):
+        if x.name not in guarded or not x.args or not _of_key(x.args[-1]):
             return load(x.name, tuple(index), x.dtype)
         read = make(Op.LE, x.args[-1], sub(sizes[-1], const(1)))
         if x.args[-1].op is not Op.VAR:
