@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from attngen.config import Config, HopperSumsConfig, SumsConfig
-from attngen.errors import GradientError, PassError, SignatureError, VerifyError
+from attngen.errors import AttngenError, GradientError, PassError, SignatureError, VerifyError
 from attngen.expr import SCALE, SEQLEN_Q, DType, const, loads, mul, var, variables
 from attngen.ir.graph import Axis, Graph, Input, Map, Output
 from attngen.ir.ops import Assign
@@ -33,7 +33,7 @@ from attngen.passes.simplify import simplify
 from attngen.passes.sum_names import KEY_KERNEL, tiled
 from attngen.passes.synchronize import synchronize
 from attngen.passes.textbook import ROWS, SINK, textbook
-from attngen.passes.tile import _STORAGE
+from attngen.passes.tile import _STORAGE, elem_of
 from attngen.passes.tile_sums import tile_sums
 from attngen.passes.visit_table import add_key_table, add_visit_table
 from attngen.signature import ELEMENT_BYTES, VECTOR_BYTES, Signature
@@ -119,6 +119,7 @@ def stages(
     variant: Variant, signature: Signature, target: Target, asked: Asked, configs: Sequence[SumsConfig]
 ) -> Iterator[BackwardStage]:
     """`configs`: a tile shape for each kernel that owns an axis."""
+    elem, aligned = elem_of(signature), signature.alignment == VECTOR_BYTES
     derived, graph = backward_graph(variant, asked)
     yield BackwardStage("differentiate", derived)
     # as in the forward pass: later passes see exp2 and constants
@@ -138,7 +139,7 @@ def stages(
             kernel = sums_kernel(program, target)
             facts += sum_reasons(kernel, config)
         else:
-            kernel = schedule_sums(program, signature.alignment == 16)
+            kernel = schedule_sums(program, aligned)
             text = f"{registers(config, owned, signature)} registers of sums and products, "
             facts.append(Fact(subject=name, text=f"{config}: {text}{smem(config, owned, signature)} bytes"))
         kernels.append(kernel)
@@ -162,9 +163,7 @@ def stages(
     kept = {t.name for k in plan.kernels for t in k.tensors if t.access is Access.WORK}
     rows_graph = with_vectors(parts.rows, programs, kept)
     if rows_graph is not None:
-        elem = Elem.BF16 if signature.dtype.value == "bf16" else Elem.F16
-        rows = row_kernel(rows_graph, "attn_bwd_rows", elem, signature.head_dim_v, captures(variant),
-                          signature.alignment == 16)  # fmt: skip
+        rows = row_kernel(rows_graph, "attn_bwd_rows", elem, signature.head_dim_v, captures(variant), aligned)
         made = [t for t in rows.tensors if t.name in kept and all(t.name != w.name for w in spaces)]
         spaces += [
             Workspace(name=t.name, elem=t.elem, shape=tuple(var(n, DType.I32) for n in ROW_SIZES)) for t in made
@@ -174,7 +173,6 @@ def stages(
         for out, node in owned.shed():
             # rows and columns of padding too: they are added to without a condition
             width = signature.head_dim_qk if node.axes[3] is Axis.D else signature.head_dim_v
-            elem = Elem.BF16 if signature.dtype.value == "bf16" else Elem.F16
             lead, rows_of_tiles = (var(n, DType.I32) for n in ROW_SIZES[:2]), tiled(SEQLEN_Q, config.block_n)
             if target.has(Feature.WGMMA):
                 size = mul(rows_of_tiles, const(padded(width)))
@@ -219,28 +217,45 @@ def derive_backward(
     check(signature, target)
     ranked = choices(variant, signature, target, asked)
     if configs is not None:
-        return _levels(variant, signature, target, asked, ranked, tuple(configs))
-    at = [0] * len(ranked)
+        fits(ranked, configs, target)
+        return _levels(variant, signature, target, asked, ranked, configs)
+    chosen = tuple(r[0] for _, r in ranked)
     while True:
-        chosen = tuple(r[n] for n, (_, r) in zip(at, ranked, strict=True))
         try:
             return _levels(variant, signature, target, asked, ranked, chosen)
         except VerifyError as error:
-            at = [n + (name in str(error)) for n, (name, _) in zip(at, ranked, strict=True)]
-            if error.rule != "code-size" or any(n == len(r) for n, (_, r) in zip(at, ranked, strict=True)):
+            further = following(ranked, chosen, error) if error.rule == "code-size" else None
+            if further is None:
                 raise
+            chosen = further
+
+
+def fits(ranked: Ranked, configs: Sequence[SumsConfig], target: Target) -> None:
+    """SignatureError for configurations of other kernels, or of another target."""
+    kind = HopperSumsConfig if target.has(Feature.WGMMA) else Config
+    if len(configs) != len(ranked) or not all(isinstance(c, kind) for c in configs):
+        names = ", ".join(name for name, _ in ranked)
+        raise SignatureError(
+            f"configurations {', '.join(map(str, configs))} of gradients. Allowed for {target.name}: a "
+            f"{kind.__name__} for each of {names}, such as {', '.join(str(r[0]) for _, r in ranked)}"
+        )
+
+
+def following(ranked: Ranked, chosen: Sequence[SumsConfig], error: AttngenError) -> tuple[SumsConfig, ...] | None:
+    """The next in rank of each kernel that `error` names; None if one has no further. Raises an `error` that names
+    none."""
+    named = [name in str(error) for name, _ in ranked]
+    if not any(named):
+        raise error
+    at = [r.index(c) + n for (_, r), c, n in zip(ranked, chosen, named, strict=True)]
+    if any(n == len(r) for n, (_, r) in zip(at, ranked, strict=True)):
+        return None
+    return tuple(r[n] for n, (_, r) in zip(at, ranked, strict=True))
 
 
 def _levels(
     variant: Variant, signature: Signature, target: Target, asked: Asked, ranked: Ranked, chosen: Sequence[SumsConfig]
 ) -> BackwardLevels:
-    kind = HopperSumsConfig if target.has(Feature.WGMMA) else Config
-    if len(chosen) != len(ranked) or not all(isinstance(c, kind) for c in chosen):
-        names = ", ".join(name for name, _ in ranked)
-        raise SignatureError(
-            f"configurations {', '.join(map(str, chosen))} of gradients. Allowed for {target.name}: a "
-            f"{kind.__name__} for each of {names}, such as {', '.join(str(r[0]) for _, r in ranked)}"
-        )
     done = tuple(stages(variant, signature, target, asked, chosen))
     last = done[-1].level
     assert isinstance(last, Schedule)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attngen import emulator
-from attngen.backward_pipeline import Asked, BackwardLevels, choices, derive_backward
+from attngen.backward_pipeline import Asked, BackwardLevels, choices, derive_backward, following
 from attngen.config import SumsConfig
 from attngen.errors import CompileError
 from attngen.evaluate import evaluate
@@ -109,23 +109,17 @@ def settled(kernel: BackwardKernel, arch: str) -> BackwardKernel:
     if key not in _settled:
         current, rejected = kernel, list[str]()
         while True:
-            asked = current.asked
-            ranked = [r for _, r in choices(kernel.variant, kernel.signature, kernel.target, asked)]
             try:
                 current.artifact(arch)
                 break
             except CompileError as error:
-                named = [name in str(error) for name, _ in current.levels.configs]
-                if not any(named):
-                    raise
-                at = [r.index(c) + n for r, c, n in zip(ranked, current.configs, named, strict=True)]
-                configs = None
-                if all(n < len(r) for n, r in zip(at, ranked, strict=True)):
-                    configs = tuple(r[n] for n, r in zip(at, ranked, strict=True))
-                elif not asked.same_bits:
+                asked = current.asked
+                ranked = choices(kernel.variant, kernel.signature, kernel.target, asked)
+                configs = following(ranked, current.configs, error)
+                if configs is None:
+                    if asked.same_bits:
+                        raise
                     asked = replace(asked, same_bits=True)
-                else:
-                    raise
                 rejected.append(f"{', '.join(map(str, current.configs))}: {error}")
                 _log.info("%s was refused for %s, the next is used: %s", current.configs, arch, error)
                 current = backward_for(kernel.variant, kernel.signature, kernel.target, asked, configs)

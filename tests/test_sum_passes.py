@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from attngen import causal
-from attngen.backward_pipeline import Asked, backward_graph, parts_of
+from attngen.backward_pipeline import Asked, backward_graph, following, parts_of
+from attngen.config import HopperSumsConfig
+from attngen.errors import CompileError
 from attngen.expr import DType, const, load, make, mul, sub, var
 from attngen.expr import Op as ExprOp
 from attngen.ir.graph import Axis
@@ -96,3 +98,13 @@ def test_keys_are_owned_where_dq_is_added_up() -> None:
     asked = Asked(frozenset("qkv"), dlse=False, same_bits=False)
     parts = parts_of(backward_graph(variant, asked)[1], variant, Signature(IoType.BF16, 128, 128), SM90, False)
     assert [o.own for o in parts.owned] == [Axis.N]
+
+
+def test_only_kernels_that_an_error_names_get_the_next_configuration() -> None:
+    a, b, c = (HopperSumsConfig(2, n, 2) for n in (64, 128, 192))
+    ranked = (("attn_bwd_keys", (a, b)), ("attn_bwd_queries", (a, b, c)))
+    assert following(ranked, (a, b), CompileError("attn_bwd_queries: spills")) == (a, c)
+    assert following(ranked, (a, b), CompileError("attn_bwd_keys, attn_bwd_queries")) == (b, c)
+    assert following(ranked, (b, a), CompileError("attn_bwd_keys: spills")) is None
+    with pytest.raises(CompileError, match="attn_bwd_rows"):
+        following(ranked, (a, a), CompileError("attn_bwd_rows: spills"))

@@ -26,10 +26,11 @@ from attngen.ir.schedule import (
     WorkSource,
 )  # fmt: skip
 from attngen.passes.bounded import bounded
+from attngen.passes.visits import ROWS_A_GROUP
 
 WARPS = 8
 EIGHT = 8  # elements of a lane
-GROUP_THREADS, ROWS_A_GROUP = 128, 64  # of a warpgroup
+GROUP_THREADS = 2 * ROWS_A_GROUP  # of a warpgroup
 
 
 def row_kernel(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
-from attngen.expr import SCALE, Expr, Op, make, mul, rebuild, var, variables, walk
+from attngen.expr import SCALE, Expr, Op, mul, rebuild, var, variables, walk
 from attngen.passes.scopes import Target
 
 
@@ -102,7 +102,3 @@ def _started(e: Expr, start: Mapping[str, Expr]) -> Expr:
     if e.op is Op.LOAD or not e.args:
         return e
     return rebuild(e, tuple(_started(a, start) for a in e.args))
-
-
-def negated(e: Expr) -> Expr:
-    return make(Op.NEG, e)

@@ -66,7 +66,7 @@ from attngen.passes.partition import Owned
 from attngen.passes.ranges import TileClass, Visit, VisitSource, ranges
 from attngen.passes.scopes import Scopes, Target
 from attngen.passes.simplify import LOG2E, simplify_expr
-from attngen.passes.split_weights import Halves, halves, lift_rows, negated
+from attngen.passes.split_weights import Halves, halves, lift_rows
 from attngen.passes.sum_bounds import Seen, seen_rows, visit_fact
 from attngen.passes.sum_names import (
     GIVEN_ROWS,
@@ -87,7 +87,7 @@ from attngen.passes.sum_names import (
     tile_name,
     vector_name,
 )
-from attngen.passes.tile import _SCALARS, _STORAGE, RESERVED, _where
+from attngen.passes.tile import _SCALARS, _STORAGE, RESERVED, _where, elem_of
 from attngen.passes.visits import _let, i32, visits
 from attngen.signature import Signature
 from attngen.spec import Variant
@@ -331,7 +331,7 @@ class _Tiler:
         for op in others:
             start = parts.start.get(op.d.name)
             if start is not None:
-                target = Target(op.d.name, negated(start))
+                target = Target(op.d.name, make(Op.NEG, start))
                 yield MapOp(id="", over=op.d, copies=self.shared(target), body=self.scopes.split(target))
         yield from (replace(op, zero=op.d.name not in parts.start) for op in others)
         early = {t.name for t in parts.early}
@@ -419,7 +419,7 @@ def tile_sums(owned: Owned, name: str, variant: Variant, signature: Signature, c
     keys = owned.own is Axis.N
     visit = query_tiles(variant.mask, config) if keys else ranges(variant.mask, config.block_n)
     number = name.removeprefix(KEY_KERNEL) if keys else ""
-    elem = Elem.BF16 if signature.dtype.value == "bf16" else Elem.F16
+    elem = elem_of(signature)
     names = {simplify_expr(e): n for e, n in variant.names}
     fragments = {tile_name("r", n.id): Scope.ELEM for n in owned.graph.of(Contract)} | {PLAIN: Scope.ELEM}
     taken = {*RESERVED, *TAKEN, *fragments, *(c.name for c in variant.captures), *(n.id for n in owned.graph.nodes)}

@@ -27,7 +27,7 @@ from attngen.ir.graph import Axis, Contract, Input
 from attngen.layout import Fragment, Swizzle, blocks
 from attngen.passes.choose import padded
 from attngen.passes.choose_sums import products
-from attngen.passes.hopper.stage_sums import ADDRESSES, BARRIERS, STAGED, role_registers, shared_accumulators
+from attngen.passes.hopper.stage_sums import ADDRESSES, BARRIERS, SLAB, STAGED, role_registers, shared_accumulators
 from attngen.passes.partition import Owned
 from attngen.passes.place import place
 from attngen.passes.sum_names import KEY_KERNEL
@@ -41,7 +41,6 @@ WIDTHS = (128, 112, 96, 80, 64, 48, 32, 16)
 SLOTS = (3, 2)
 VECTORS = 3  # row values of 4 bytes a streamed row: lse, delta, and one of the user's
 ITEMSIZE = 2
-SLAB = 64  # columns that lie side by side in shared memory
 TURN_REGS = 16  # that turns may cost
 
 

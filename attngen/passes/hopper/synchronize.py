@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from attngen.expr import Expr, Op, const, make, sub
-from attngen.ir.ops import Commit, Enter, Leave, MbarArrive, MbarWait, Open, Ref, Retire, Wgmma
-from attngen.ir.schedule import Block, Cursor, Kernel, OrderRing, Ring, Role, Schedule, Step, Tiles
+from attngen.ir.ops import MbarArrive, MbarWait, Ref, Retire, Wgmma
+from attngen.ir.schedule import Block, Cursor, Kernel, Ring, Role, Schedule, Step, Tiles
 from attngen.passes.hopper.flight import fly, product
 from attngen.passes.hopper.handover import copies, hand_over
 from attngen.passes.hopper.stage import GROUP_THREADS, T, ring_of, steps_of
-
-TURNS = "tc"
+from attngen.passes.hopper.windows import group_of, turn_ring, window
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,40 +51,10 @@ class Synchronizer:
                 position += 1
                 continue
             end = next((k for k in range(position, len(steps)) if not isinstance(steps[k], Wgmma)), len(steps))
-            yield from self.window(steps, retired, range(position, end), waited, first, turns)
+            waits = partial(self.waits, waited=waited, first=first)
+            yield from window(steps, retired, range(position, end), self.values, waits, turns)
             position = end
         yield from self.retire(steps, retired, len(steps), last)
-
-    def window(
-        self, steps: Sequence[Step], retired: dict[int, int], span: range, waited: set[Ref], first: bool, turns: bool
-    ) -> Iterator[Step]:
-        """Products issued together. Those that retire together are one group."""
-        groups: list[list[int]] = []
-        for k in span:
-            if groups and retired[groups[-1][-1]] == retired[k]:
-                groups[-1].append(k)
-            else:
-                groups.append([k])
-        touched = tuple(dict.fromkeys(r for k in span for r in self.registers(product(steps[k]))))
-        for number, group in enumerate(groups):
-            for k in group:
-                yield from self.waits(product(steps[k]), waited, first)
-            if turns and number == 0:
-                yield Enter(id="", ring=TURNS)
-            yield Open(id="", regs=touched if number == 0 else ())
-            name = product(steps[group[0]]).group
-            for k in group:
-                yield dataclasses.replace(product(steps[k]), group=name)
-            yield Commit(id="", group=name)
-        if turns:
-            yield Leave(id="", ring=TURNS)
-
-    def registers(self, op: Wgmma) -> Iterator[Ref]:
-        """What ordinary instructions wrote and the product reads."""
-        if not op.zero:
-            yield op.d
-        if op.a.name in self.values:
-            yield op.a
 
     def waits(self, op: Wgmma, waited: set[Ref], first: bool) -> Iterator[Step]:
         for ref in (op.a, op.b):
@@ -99,7 +69,7 @@ class Synchronizer:
         self, steps: Sequence[Step], retired: dict[int, int], position: int, last: Expr | None
     ) -> Iterator[Step]:
         done = [k for k, at in retired.items() if at == position and k < position]
-        groups = dict.fromkeys(self.group_of(steps, retired, k) for k in done)
+        groups = dict.fromkeys(group_of(steps, retired, k) for k in done)
         yield from (Retire(id="", group=g) for g in groups)
         free: dict[Ref, Expr | None] = {}
         for k in done:
@@ -114,12 +84,6 @@ class Synchronizer:
                     free[self.buffers.bar(plain, "free")] = last
         tiles = sorted(free.items(), key=lambda x: x[1] is not None)
         yield from (MbarArrive(id="", bar=bar, when=when) for bar, when in tiles)
-
-    def group_of(self, steps: Sequence[Step], retired: dict[int, int], k: int) -> str:
-        """The name of the first product of its group."""
-        while k and isinstance(steps[k - 1], Wgmma) and retired[k - 1] == retired[k]:
-            k -= 1
-        return product(steps[k]).group
 
 
 def _math(role: Role, buffers: Buffers, turns: bool) -> Role:
@@ -157,12 +121,11 @@ def synchronize_kernel(kernel: Kernel, turns: bool) -> Kernel:
         )
         for b in filled
     )  # fmt: skip
-    members = compute.split
-    order = OrderRing(name=TURNS, members=members, first=1, threads=2 * GROUP_THREADS)
-    shift = members if turns else 0
+    shift = compute.split if turns else 0
     barriers = tuple(dataclasses.replace(b, first=b.first + shift) for b in kernel.barriers)
     return dataclasses.replace(
-        kernel, rings=rings, orders=(order,) if turns else (), barriers=barriers,
+        kernel, rings=rings, orders=(turn_ring(compute.split),) if turns else (),
+        barriers=barriers,
         roles=(hand_over(load, kernel), _math(compute, buffers, turns)),
     )  # fmt: skip
 

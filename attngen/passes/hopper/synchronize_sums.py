@@ -11,18 +11,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from attngen.expr import Expr, Op, const, make, sub, substitute
 from attngen.fold import fold
 from attngen.ir.ops import (
     BulkLoad,
-    Commit,
-    Enter,
-    Leave,
     MbarArrive,
     MbarExpect,
     MbarWait,
-    Open,
     Proxy,
     Ref,
     Retire,
@@ -31,13 +28,12 @@ from attngen.ir.ops import (
     Wgmma,
 )
 from attngen.ir.ops import Op as AnyOp
-from attngen.ir.schedule import Block, Cursor, Kernel, OrderRing, Ring, Role, Step, Tiles
+from attngen.ir.schedule import Block, Cursor, Kernel, Ring, Role, Step, Tiles
+from attngen.ir.schedule import steps_of as all_steps
 from attngen.passes.hopper.flight import fly, product, reads
-from attngen.passes.hopper.stage import GROUP_THREADS, T, ring_of, steps_of
+from attngen.passes.hopper.stage import T, ring_of, steps_of
 from attngen.passes.hopper.stage_sums import LOAD, MATH, SHED
-
-TURNS = "tc"
-WARPS_A_GROUP = 4
+from attngen.passes.hopper.windows import group_of, turn_ring, window
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +88,8 @@ class Line:
             step = steps[position]
             if isinstance(step, Wgmma):
                 end = next((k for k in range(position, len(steps)) if not isinstance(steps[k], Wgmma)), len(steps))
-                yield from self.window(steps, retired, range(position, end), waited, first, turns)
+                waits = partial(self.waits, waited=waited, first=first)
+                yield from window(steps, retired, range(position, end), self.values, waits, turns)
                 position = end
                 continue
             yield from self.waits(step, waited, first)
@@ -107,37 +104,6 @@ class Line:
                 yield step
             position += 1
         yield from self.retire(steps, retired, len(steps), last)
-
-    def window(
-        self, steps: Sequence[Step], retired: dict[int, int], span: range, waited: set[Ref], first: bool, turns: bool
-    ) -> Iterator[Step]:
-        """Products issued together. Those that retire together are one group."""
-        groups: list[list[int]] = []
-        for k in span:
-            if groups and retired[groups[-1][-1]] == retired[k]:
-                groups[-1].append(k)
-            else:
-                groups.append([k])
-        touched = tuple(dict.fromkeys(r for k in span for r in self.registers(product(steps[k]))))
-        for number, group in enumerate(groups):
-            for k in group:
-                yield from self.waits(steps[k], waited, first)
-            if turns and number == 0:
-                yield Enter(id="", ring=TURNS)
-            yield Open(id="", regs=touched if number == 0 else ())
-            name = product(steps[group[0]]).group
-            for k in group:
-                yield dataclasses.replace(product(steps[k]), group=name)
-            yield Commit(id="", group=name)
-        if turns:
-            yield Leave(id="", ring=TURNS)
-
-    def registers(self, op: Wgmma) -> Iterator[Ref]:
-        """What ordinary instructions wrote and the product reads."""
-        if not op.zero:
-            yield op.d
-        if op.a.name in self.values:
-            yield op.a
 
     def waits(self, step: Step, waited: set[Ref], first: bool) -> Iterator[Step]:
         """A tile is awaited before its first reader."""
@@ -155,7 +121,7 @@ class Line:
     ) -> Iterator[Step]:
         """Groups that have to be complete here, and the tiles that nobody of this role reads any more."""
         done = [k for k, at in retired.items() if at == position and k < position]
-        yield from (Retire(id="", group=g) for g in dict.fromkeys(self.group_of(steps, retired, k) for k in done))
+        yield from (Retire(id="", group=g) for g in dict.fromkeys(group_of(steps, retired, k) for k in done))
         later = [steps[n] for n in range(len(steps)) if n not in done and retired.get(n, n) >= position]
         free: dict[Ref, Expr | None] = {}
         for k in done:
@@ -172,12 +138,6 @@ class Line:
                 elif behind(ref) == self.last_read[ring]:
                     free[bar] = None
         yield from (MbarArrive(id="", bar=bar, when=when) for bar, when in free.items())
-
-    def group_of(self, steps: Sequence[Step], retired: dict[int, int], k: int) -> str:
-        """The name of the first product of its group."""
-        while k and isinstance(steps[k - 1], Wgmma) and retired[k - 1] == retired[k]:
-            k -= 1
-        return product(steps[k]).group
 
 
 def filled(op: TmaLoad, bytes_of: dict[str, int]) -> Iterator[AnyOp]:
@@ -226,20 +186,14 @@ def _load(role: Role, bytes_of: dict[str, int]) -> Role:
     return dataclasses.replace(role, item=dataclasses.replace(role.item, body=body))
 
 
-def _users(role: Role) -> set[str]:
-    """Buffers that a role reads."""
-    steps = (op for node in role.item.body for op in (node.ops if isinstance(node, Block) else node.step))
-    return {r.name for op in steps for r in reads(op)}
-
-
 def synchronize_sums(kernel: Kernel, turns: bool) -> Kernel:
     """`turns`: warpgroups take turns on the tensor cores; needs two or more."""
     by_name = {r.name: r for r in kernel.roles}
     math = by_name[MATH]
-    loads = [op for role in kernel.roles for op in _steps(role) if isinstance(op, TmaLoad | BulkLoad)]
+    loads = [op for role in kernel.roles for op in all_steps(role) if isinstance(op, TmaLoad | BulkLoad)]
     of = {op.dst.name: op.bar.name.partition(".")[0] for op in loads}
     item = frozenset(op.dst.name for op in loads if not op.dst.index)
-    handed = [op.dst.name for op in _steps(math) if isinstance(op, StFrag) and len(op.dst.index) > 1]
+    handed = [op.dst.name for op in all_steps(math) if isinstance(op, StFrag) and len(op.dst.index) > 1]
     of |= {n: ring_of(n) for n in handed}
     rings = Rings(of, item)
     sizes = {b.name: b for b in kernel.buffers}
@@ -247,14 +201,13 @@ def synchronize_sums(kernel: Kernel, turns: bool) -> Kernel:
     for name in dict.fromkeys(of.values()):
         buffers = tuple(n for n, r in of.items() if r == name)
         copied = buffers[0] not in handed
-        readers = [r for r in kernel.roles if _users(r) & set(buffers)]
+        readers = [r for r in kernel.roles if any(ref.name in buffers for op in all_steps(r) for ref in reads(op))]
         made.append(Ring(
             name=name, slots=sizes[buffers[0]].slots, full_arrivals=1 if copied else math.warps,
             full_bytes=sum(sizes[n].layout.bytes for n in buffers) if copied else 0,
             free_arrivals=sum(r.warps for r in readers), cursor=Cursor.RESTART, buffers=buffers,
         ))  # fmt: skip
     bytes_of = {r.name: r.full_bytes for r in made}
-    order = OrderRing(name=TURNS, members=math.split, first=1, threads=2 * GROUP_THREADS)
     shift = math.split if turns else 0
     barriers = tuple(dataclasses.replace(b, first=b.first + shift) for b in kernel.barriers)
     roles = [_load(by_name[LOAD], bytes_of)] if LOAD in by_name else []
@@ -262,10 +215,6 @@ def synchronize_sums(kernel: Kernel, turns: bool) -> Kernel:
         roles.append(_role(by_name[SHED], rings, False, bytes_of))
     roles.append(_role(math, rings, turns, bytes_of))
     return dataclasses.replace(
-        kernel, rings=tuple(made), orders=(order,) if turns else (), barriers=barriers, roles=tuple(roles)
+        kernel, rings=tuple(made), orders=(turn_ring(math.split),) if turns else (), barriers=barriers,
+        roles=tuple(roles),
     )
-
-
-def _steps(role: Role) -> Iterator[Step]:
-    for node in role.item.body:
-        yield from node.ops if isinstance(node, Block) else node.step
