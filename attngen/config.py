@@ -131,9 +131,8 @@ class HopperSumsConfig:
 
     split: the weights are made in two maps, each behind the product that it needs, and what the first knows is kept in
     16 bits; else both tiles of scores are held until one map makes all. turns: as in HopperConfig. unroll: the loop is
-    written out for two slots, whose addresses are then numbers. parts: how many blocks of what is added up in memory
-    have an accumulator, and are in flight at once. merged: the role of these parts issues the copies, too, and there is
-    no loading role: registers for another warpgroup of owned rows."""
+    written out for two slots, whose addresses are then numbers. merged: the role that adds parts up in memory issues
+    the copies, too; there is no loading role, and the others have its registers."""
 
     warpgroups: int
     block_n: int
@@ -141,7 +140,6 @@ class HopperSumsConfig:
     split: bool = True
     turns: bool = False
     unroll: bool = False
-    parts: int = 1
     merged: bool = False
 
     def __post_init__(self) -> None:
@@ -157,8 +155,6 @@ class HopperSumsConfig:
             raise SignatureError(f"unroll=True with slots={self.slots}: a loop is unrolled for slots=2")
         if self.unroll and self.merged:
             raise SignatureError("unroll=True with merged=True: copies of a later tile need a slot of their own")
-        if not 1 <= self.parts <= 4:
-            raise SignatureError(f"parts={self.parts}: allowed are 1 to 4")
 
     @property
     def block_m(self) -> int:
@@ -175,8 +171,7 @@ class HopperSumsConfig:
     def __str__(self) -> str:
         tiles = f"m{self.block_m}n{self.block_n}g{self.warpgroups} s{self.slots}"
         flags = "".join(f" {name}" for name in ("turns", "unroll", "merged") if getattr(self, name))
-        parts = f" parts{self.parts}" if self.parts > 1 else ""
-        return f"{tiles} {'split' if self.split else 'joint'}{flags}{parts}"
+        return f"{tiles} {'split' if self.split else 'joint'}{flags}"
 
 
 AnyConfig = Config | HopperConfig  # of a forward pass

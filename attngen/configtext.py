@@ -15,7 +15,7 @@ _HOPPER = re.compile(
 )
 _HOPPER_SUMS = re.compile(
     r"m(?P<m>\d+)n(?P<n>\d+)g(?P<groups>\d+)(?: ?s(?P<slots>\d+))? (?P<maps>split|joint)(?P<turns> turns)?"
-    r"(?P<unroll> unroll)?(?P<merged> merged)?(?: parts(?P<parts>\d+))?"
+    r"(?P<unroll> unroll)?(?P<merged> merged)?"
 )
 
 
@@ -56,23 +56,22 @@ def parse_sums(text: str, argument: str = "config") -> SumsConfig:
     """A configuration of a kernel of gradients, as `explain` prints it.
 
     `m128n32w4 s2 ctas2`: rows of the axis that it owns, rows of a streamed tile, warps, stages, CTAs an SM.
-    `m128n128g2 s2 split turns unroll parts2`: warpgroups and slots; weights in two maps (`split`) or in one (`joint`);
-    turns on the tensor cores, a loop that is written out, blocks added to memory that are in flight at once; `merged`
-    where one role makes these and issues the copies."""
+    `m128n128g2 s2 split turns unroll`: warpgroups and slots; weights in two maps (`split`) or in one (`joint`);
+    turns on the tensor cores, a loop that is written out; `merged` where the role that adds parts up in memory issues
+    the copies."""
     words = " ".join(text.split())
     if found := _CONFIG.fullmatch(words):
         return Config(*(int(x) if x else 1 for x in found.groups()))
     if found := _HOPPER_SUMS.fullmatch(words):
         config = HopperSumsConfig(
             int(found["groups"]), int(found["n"]), int(found["slots"] or 2), found["maps"] == "split",
-            found["turns"] is not None, found["unroll"] is not None, int(found["parts"] or 1),
-            found["merged"] is not None,
+            found["turns"] is not None, found["unroll"] is not None, found["merged"] is not None,
         )  # fmt: skip
         _check_rows(text, found, argument, config)
         return config
     raise SpecError(
         f"{argument}: {text!r} is not understood for gradients. Allowed: as `kernel.backward().explain()` prints one, "
-        "'m128n32w4 s2 ctas2' or 'm128n64g2 s2 split turns unroll' (split or joint; parts2 behind it)"
+        "'m128n32w4 s2 ctas2' or 'm128n64g2 s2 split turns unroll' (split or joint; merged behind it)"
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from attngen.expr import DType, Expr, make, rewrite, variables, walk
+from attngen.expr import DType, Expr, make, rewrite, var, variables, walk
 from attngen.expr import Op as ExprOp
 from attngen.ir import ops as o
 from attngen.ir.ops import Heads, Op, ReduceKind, Ref, Scope, Stmt
@@ -265,7 +265,13 @@ def _count_map(
             known = {e for e in known if s.target not in variables(e)}
             written_to = values.get(s.target)
             if written_to is not None and written_to.fragment is Fragment.OPA:
-                total.add(PACK, exactly(rows * cols // 2 * times))
+                packed = rows * cols // 2 * times
+                # a value that is kept or not: the compiler may choose between packed ones
+                total.add(PACK, at_most(packed) if _chosen(s) else exactly(packed))
+
+
+def _chosen(s: Stmt) -> bool:
+    return s.value.op is ExprOp.WHERE and s.value.args[1] is var(s.target, s.value.dtype)
 
 
 @lru_cache(maxsize=4096)

@@ -456,8 +456,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_keys(const __grid_
       const int end0 = (p.group * masked);
       const int end1 = (end0 + (p.group * full));
       const int count = max_s32(end1, 1);
-      const int u1 = (p.seqlen_k - p.seqlen_q);
-      const float u3 = (p.scale * 1.4426950408889634f);
+      const float u0 = (p.scale * 1.4426950408889634f);
+      const int u2 = (p.seqlen_k - p.seqlen_q);
       const int u = ((0 < end0) ? 0 : (-end0));
       const int g = s32_of_f32(((f32_of_s32(u) + 0.5f) * rcp_approx(f32_of_s32(max_s32(((0 < end0) ? masked : full), 1)))));
       const int c = (u - (g * max_s32(((0 < end0) ? masked : full), 1)));
@@ -490,24 +490,14 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_keys(const __grid_
       }
       // P10 map over=rS copies=(sLse_rows[0])  # score causal
       {
-        bool u0[2];
-        int u2[2];
         float packed[2];
-        const int i0 = m * 128 + 2 * quad;
-        const int j0 = n * 128 + w * 64 + warp * 16 + lane / 4;
         _Pragma("unroll") for (int ci = 0; ci < 16; ++ci) {
           float sLse_rows_at[2];
           ld_shared_v2_f32(sLse_rows_at[0], sLse_rows_at[1], 148480u + 32 * ci + 8 * quad);
-          _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
-            const int i = i0 + 8 * ci + ei;
-            u0[ei] = (i < p.seqlen_q);
-            u2[ei] = (i + u1);
-          }
           _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
               const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
-              const int j = j0 + 8 * ri;
-              packed[ei] = ((u0[ei] && (j <= u2[ei])) ? exp2_approx(fma_f32(rS[at], u3, sLse_rows_at[ei])) : 0.0f);
+              packed[ei] = exp2_approx(fma_f32(rS[at], u0, sLse_rows_at[ei]));
             }
             rP[ri / 2 * 32 + 2 * ci + ri % 2] = pack_bf16x2(packed[0], packed[1]);
           }
@@ -526,23 +516,46 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_keys(const __grid_
           }
         }
       }
-      // P12 mbar_wait bar=V.full
+      // P12 map over=rS  # score causal
+      {
+        bool u1[2];
+        int u3[2];
+        float packed[2];
+        const int i0 = m * 128 + 2 * quad;
+        const int j0 = n * 128 + w * 64 + warp * 16 + lane / 4;
+        _Pragma("unroll") for (int ci = 0; ci < 16; ++ci) {
+          _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
+            const int i = i0 + 8 * ci + ei;
+            u1[ei] = (i < p.seqlen_q);
+            u3[ei] = (i + u2);
+          }
+          _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
+            _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
+              const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
+              const int j = j0 + 8 * ri;
+              packed[ei] = ((u1[ei] && (j <= u3[ei])) ? unpack_bf16x2(rP[ri / 2 * 32 + 2 * ci + ri % 2], ei) : 0.0f);
+            }
+            rP[ri / 2 * 32 + 2 * ci + ri % 2] = pack_bf16x2(packed[0], packed[1]);
+          }
+        }
+      }
+      // P13 mbar_wait bar=V.full
       mbarrier_wait(151616u, (phase >> 4 & 1));
       phase ^= 16u;
-      // P13 mbar_wait bar=dOut.full[0]
+      // P14 mbar_wait bar=dOut.full[0]
       mbarrier_wait(151632u, (phase >> 5 & 1));
       phase ^= 32u;
-      // P14 open regs=(rdP;rdV;rP)
+      // P15 open regs=(rdP;rdV;rP)
       hold(rdP);
       hold(rdV);
       hold(rP);
       wgmma_fence();
-      // P15 wgmma d=rdP a=sV[w] b=sdOut[0].T group=g_rdP
+      // P16 wgmma d=rdP a=sV[w] b=sdOut[0].T group=g_rdP
       wgmma_m64n128k16_ss_bf16<0, 0>(rdP, 0x4000004000011c40ull + (u64)(w * 512), 0x4000004000010c40ull, 1);
       wgmma_m64n128k16_ss_bf16<0, 0>(rdP, 0x4000004000011c42ull + (u64)(w * 512), 0x4000004000010c42ull, 1);
       wgmma_m64n128k16_ss_bf16<0, 0>(rdP, 0x4000004000011c44ull + (u64)(w * 512), 0x4000004000010c44ull, 1);
       wgmma_m64n128k16_ss_bf16<0, 0>(rdP, 0x4000004000011c46ull + (u64)(w * 512), 0x4000004000010c46ull, 1);
-      // P16 wgmma d=rdV a=rP b=sdOut[0] group=g_rdP
+      // P17 wgmma d=rdV a=rP b=sdOut[0] group=g_rdP
       wgmma_m64n64k16_rs_bf16<1>(rdV, rP[0], rP[1], rP[2], rP[3], 0x4000004004000c40ull, 1);
       wgmma_m64n64k16_rs_bf16<1>(rdV, rP[4], rP[5], rP[6], rP[7], 0x4000004004000cc0ull, 1);
       wgmma_m64n64k16_rs_bf16<1>(rdV, rP[8], rP[9], rP[10], rP[11], 0x4000004004000d40ull, 1);
@@ -551,20 +564,20 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_keys(const __grid_
       wgmma_m64n64k16_rs_bf16<1>(rdV, rP[20], rP[21], rP[22], rP[23], 0x4000004004000ec0ull, 1);
       wgmma_m64n64k16_rs_bf16<1>(rdV, rP[24], rP[25], rP[26], rP[27], 0x4000004004000f40ull, 1);
       wgmma_m64n64k16_rs_bf16<1>(rdV, rP[28], rP[29], rP[30], rP[31], 0x4000004004000fc0ull, 1);
-      // P17 commit group=g_rdP
+      // P18 commit group=g_rdP
       wgmma_commit();
-      // P18 retire group=g_rdP
+      // P19 retire group=g_rdP
       wgmma_wait<0>();
       hold(rdP);
       hold(rdV);
       hold(rP);
-      // P19 mbar_arrive when={count == 1} bar=V.free
+      // P20 mbar_arrive when={count == 1} bar=V.free
       if ((count == 1)) {
         if (lane == 0) mbarrier_arrive(151624u);
       }
-      // P20 mbar_arrive bar=dOut.free[0]
+      // P21 mbar_arrive bar=dOut.free[0]
       if (lane == 0) mbarrier_arrive(151656u);
-      // P21 map over=rdP  # score causal
+      // P22 map over=rdP  # score causal
       {
         bool u4[2];
         int u5[2];
@@ -575,7 +588,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_keys(const __grid_
           _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
             const int i = i0 + 8 * ci + ei;
             u4[ei] = (i < p.seqlen_q);
-            u5[ei] = (i + u1);
+            u5[ei] = (i + u2);
           }
           _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
@@ -587,12 +600,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_keys(const __grid_
           }
         }
       }
+      int slot3 = mod_s32(1, 3);
+      int last3 = mod_s32((1 + 2), 3);
       int t = 1;
       // range masked, full
       _Pragma("unroll 1") while (t < count) {
         const int w = (int)opaque_u32(group - 1);
-        const int slot3 = mod_s32(t, 3);
-        const int last3 = mod_s32((t + 2), 3);
         // S1 mbar_wait bar=Q.full[slot3]
         mbarrier_wait(151568u + 8 * slot3, (phase >> (1 + slot3) & 1));
         phase ^= 1u << (1 + slot3);
@@ -627,8 +640,36 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_keys(const __grid_
         }
         // S8 mbar_arrive bar=Q.free[last3]
         if (lane == 0) mbarrier_arrive(151592u + 8 * last3);
-        // S9 map only=masked over=rS copies=(sLse_rows[slot3])  # score causal
+        // S9 map over=rS copies=(sLse_rows[slot3])  # score causal
+        {
+          float packed[2];
+          _Pragma("unroll") for (int ci = 0; ci < 16; ++ci) {
+            float sLse_rows_at[2];
+            ld_shared_v2_f32(sLse_rows_at[0], sLse_rows_at[1], 148480u + slot3 * 512 + 32 * ci + 8 * quad);
+            _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
+              _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
+                const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
+                packed[ei] = exp2_approx(fma_f32(rS[at], u0, sLse_rows_at[ei]));
+              }
+              rP[ri / 2 * 32 + 2 * ci + ri % 2] = pack_bf16x2(packed[0], packed[1]);
+            }
+          }
+        }
+        // S10 map over=rdP copies=(sDot_rows[slot3])
+        {
+          _Pragma("unroll") for (int ci = 0; ci < 16; ++ci) {
+            float sDot_rows_at[2];
+            ld_shared_v2_f32(sDot_rows_at[0], sDot_rows_at[1], 150016u + slot3 * 512 + 32 * ci + 8 * quad);
+            _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
+              _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
+                const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
+                rdP[at] = (-sDot_rows_at[ei]);
+              }
+            }
+          }
+        }
         if (t < end0) {
+          // S11 map only=masked over=rS  # score causal
           {
             const int n_now = (int)opaque_u32(n);
             const int t_now = (int)opaque_u32(t);
@@ -642,62 +683,29 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_keys(const __grid_
             const int masked = (before + (m_hi - full_hi));
             const int full = (full_hi - full_lo);
             const int end0 = (p.group * masked);
-            const int u1 = (p.seqlen_k - p.seqlen_q);
-            const float u3 = (p.scale * 1.4426950408889634f);
+            const int u2 = (p.seqlen_k - p.seqlen_q);
             const int u = ((t_now < end0) ? t_now : (t_now - end0));
             const int g = s32_of_f32(((f32_of_s32(u) + 0.5f) * rcp_approx(f32_of_s32(max_s32(((t_now < end0) ? masked : full), 1)))));
             const int c = (u - (g * max_s32(((t_now < end0) ? masked : full), 1)));
             const int m = min_s32(((t_now < end0) ? (m_lo + ((c < before) ? c : (c + full))) : (full_lo + c)), (((p.seqlen_q + 127) >> 7) - 1));
-            bool u0[2];
-            int u2[2];
+            bool u1[2];
+            int u3[2];
             float packed[2];
             const int i0 = m * 128 + 2 * quad;
             const int j0 = n_now * 128 + w * 64 + warp * 16 + lane / 4;
             _Pragma("unroll") for (int ci = 0; ci < 16; ++ci) {
-              float sLse_rows_at[2];
-              ld_shared_v2_f32(sLse_rows_at[0], sLse_rows_at[1], 148480u + slot3 * 512 + 32 * ci + 8 * quad);
               _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                 const int i = i0 + 8 * ci + ei;
-                u0[ei] = (i < p.seqlen_q);
-                u2[ei] = (i + u1);
+                u1[ei] = (i < p.seqlen_q);
+                u3[ei] = (i + u2);
               }
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                   const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
                   const int j = j0 + 8 * ri;
-                  packed[ei] = ((u0[ei] && (j <= u2[ei])) ? exp2_approx(fma_f32(rS[at], u3, sLse_rows_at[ei])) : 0.0f);
+                  packed[ei] = ((u1[ei] && (j <= u3[ei])) ? unpack_bf16x2(rP[ri / 2 * 32 + 2 * ci + ri % 2], ei) : 0.0f);
                 }
                 rP[ri / 2 * 32 + 2 * ci + ri % 2] = pack_bf16x2(packed[0], packed[1]);
-              }
-            }
-          }
-        }
-        // S10 map only=full over=rS copies=(sLse_rows[slot3])  # score causal
-        if (t >= end0) {
-          {
-            float packed[2];
-            _Pragma("unroll") for (int ci = 0; ci < 16; ++ci) {
-              float sLse_rows_at[2];
-              ld_shared_v2_f32(sLse_rows_at[0], sLse_rows_at[1], 148480u + slot3 * 512 + 32 * ci + 8 * quad);
-              _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
-                _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
-                  const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
-                  packed[ei] = exp2_approx(fma_f32(rS[at], u3, sLse_rows_at[ei]));
-                }
-                rP[ri / 2 * 32 + 2 * ci + ri % 2] = pack_bf16x2(packed[0], packed[1]);
-              }
-            }
-          }
-        }
-        // S11 map over=rdP copies=(sDot_rows[slot3])
-        {
-          _Pragma("unroll") for (int ci = 0; ci < 16; ++ci) {
-            float sDot_rows_at[2];
-            ld_shared_v2_f32(sDot_rows_at[0], sDot_rows_at[1], 150016u + slot3 * 512 + 32 * ci + 8 * quad);
-            _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
-              _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
-                const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
-                rdP[at] = (-sDot_rows_at[ei]);
               }
             }
           }
@@ -737,8 +745,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_keys(const __grid_
         }
         // S19 mbar_arrive bar=dOut.free[slot3]
         if (lane == 0) mbarrier_arrive(151656u + 8 * slot3);
-        // S20 map only=masked over=rdP  # score causal
         if (t < end0) {
+          // S20 map only=masked over=rdP  # score causal
           {
             const int n_now = (int)opaque_u32(n);
             const int t_now = (int)opaque_u32(t);
@@ -752,7 +760,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_keys(const __grid_
             const int masked = (before + (m_hi - full_hi));
             const int full = (full_hi - full_lo);
             const int end0 = (p.group * masked);
-            const int u1 = (p.seqlen_k - p.seqlen_q);
+            const int u2 = (p.seqlen_k - p.seqlen_q);
             const int u = ((t_now < end0) ? t_now : (t_now - end0));
             const int g = s32_of_f32(((f32_of_s32(u) + 0.5f) * rcp_approx(f32_of_s32(max_s32(((t_now < end0) ? masked : full), 1)))));
             const int c = (u - (g * max_s32(((t_now < end0) ? masked : full), 1)));
@@ -766,7 +774,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_keys(const __grid_
               _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                 const int i = i0 + 8 * ci + ei;
                 u4[ei] = (i < p.seqlen_q);
-                u5[ei] = (i + u1);
+                u5[ei] = (i + u2);
               }
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
@@ -779,8 +787,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_keys(const __grid_
             }
           }
         }
-        // S21 map only=full over=rdP  # score causal
         if (t >= end0) {
+          // S21 map only=full over=rdP  # score causal
           {
             float packed[2];
             _Pragma("unroll") for (int ci = 0; ci < 16; ++ci) {
@@ -794,6 +802,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_keys(const __grid_
             }
           }
         }
+        slot3 = slot3 == 3 - 1 ? 0 : slot3 + 1;
+        last3 = last3 == 3 - 1 ? 0 : last3 + 1;
         ++t;
       }
       {
@@ -995,7 +1005,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_queries(const __gr
     float rdP[64];
     u32 rdS[32];
     float rdQ_sum[32];
-    float u4[2];
+    float u1[2];
     float u9[2];
     float factor[2];
     for (int round = 0; round < p.rounds; ++round) {
@@ -1010,18 +1020,18 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_queries(const __gr
       const int w_lo = min_s32(((m * 128) + (w * 64)), (p.seqlen_q - 1));
       const int full_hi = max_s32(min_s32(((((w_lo + p.seqlen_k) - p.seqlen_q) + 1) >> 7), (p.seqlen_k >> 7)), 0);
       const int end0 = (n_hi - full_hi);
-      const int u1 = (p.seqlen_k - p.seqlen_q);
-      const float u3 = (p.scale * 1.4426950408889634f);
-      const int u5 = (p.seqlen_q - 1);
+      const float u0 = (p.scale * 1.4426950408889634f);
+      const int u2 = (p.seqlen_q - 1);
+      const int u4 = (p.seqlen_k - p.seqlen_q);
       const int n = (n_hi - 1);
       // P1 map over=rS  # once an item
       {
         const int i0 = m * 128 + w * 64 + warp * 16 + lane / 4;
         _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
           const int i = i0 + 8 * ri;
-          const int v0 = min_s32(i, u5);
+          const int v0 = min_s32(i, u2);
           const float v1 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + (i64)v0);
-          u4[ri] = (-(((v1 == -INF) ? 0.0f : v1) * 1.4426950408889634f));
+          u1[ri] = (-(((v1 == -INF) ? 0.0f : v1) * 1.4426950408889634f));
           u9[ri] = ld_f32(p.dot + (i64)b * p.dot_s0 + (i64)h * p.dot_s1 + (i64)v0);
         }
       }
@@ -1051,55 +1061,68 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_queries(const __gr
       }
       // P10 map over=rS  # score causal
       {
-        bool u0[2];
-        int u2[2];
         float packed[2];
-        const int i0 = m * 128 + w * 64 + warp * 16 + lane / 4;
-        const int j0 = n * 128 + 2 * quad;
-        _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
-          const int i = i0 + 8 * ri;
-          u2[ri] = (i + u1);
-        }
         _Pragma("unroll") for (int ci = 0; ci < 16; ++ci) {
-          _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
-            const int j = j0 + 8 * ci + ei;
-            u0[ei] = (j < p.seqlen_k);
-          }
           _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
               const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
-              const int j = j0 + 8 * ci + ei;
-              packed[ei] = ((u0[ei] && (j <= u2[ri])) ? exp2_approx(fma_f32(rS[at], u3, u4[ri])) : 0.0f);
+              packed[ei] = exp2_approx(fma_f32(rS[at], u0, u1[ri]));
             }
             rdS[ri / 2 * 32 + 2 * ci + ri % 2] = pack_bf16x2(packed[0], packed[1]);
           }
         }
       }
-      // P11 mbar_wait bar=V.full[0]
+      // P11 map over=rS  # score causal
+      {
+        bool u3[2];
+        int u5[2];
+        float packed[2];
+        const int i0 = m * 128 + w * 64 + warp * 16 + lane / 4;
+        const int j0 = n * 128 + 2 * quad;
+        _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
+          const int i = i0 + 8 * ri;
+          u5[ri] = (i + u4);
+        }
+        _Pragma("unroll") for (int ci = 0; ci < 16; ++ci) {
+          _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
+            const int j = j0 + 8 * ci + ei;
+            u3[ei] = (j < p.seqlen_k);
+          }
+          _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
+            _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
+              const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
+              const int j = j0 + 8 * ci + ei;
+              packed[ei] = ((u3[ei] && (j <= u5[ri])) ? unpack_bf16x2(rdS[ri / 2 * 32 + 2 * ci + ri % 2], ei) : 0.0f);
+            }
+            rdS[ri / 2 * 32 + 2 * ci + ri % 2] = pack_bf16x2(packed[0], packed[1]);
+          }
+        }
+      }
+      // P12 mbar_wait bar=V.full[0]
       mbarrier_wait(148560u, (phase >> 4 & 1));
       phase ^= 16u;
-      // P12 mbar_wait bar=dOut.full
+      // P13 mbar_wait bar=dOut.full
       mbarrier_wait(148544u, (phase >> 7 & 1));
       phase ^= 128u;
-      // P13 open
+      // P14 open
       wgmma_fence();
-      // P14 wgmma d=rdP a=sdOut[w] b=sV[0].T group=g_rdP zero
+      // P15 wgmma d=rdP a=sdOut[w] b=sV[0].T group=g_rdP zero
       wgmma_m64n128k16_ss_bf16<0, 0>(rdP, 0x4000004000011c40ull + (u64)(w * 512), 0x4000004000010c40ull, 0);
       wgmma_m64n128k16_ss_bf16<0, 0>(rdP, 0x4000004000011c42ull + (u64)(w * 512), 0x4000004000010c42ull, 1);
       wgmma_m64n128k16_ss_bf16<0, 0>(rdP, 0x4000004000011c44ull + (u64)(w * 512), 0x4000004000010c44ull, 1);
       wgmma_m64n128k16_ss_bf16<0, 0>(rdP, 0x4000004000011c46ull + (u64)(w * 512), 0x4000004000010c46ull, 1);
-      // P15 commit group=g_rdP
+      // P16 commit group=g_rdP
       wgmma_commit();
-      // P16 retire group=g_rdP
+      // P17 retire group=g_rdP
       wgmma_wait<0>();
       hold(rdP);
-      // P17 mbar_arrive when={count == 1} bar=dOut.free
+      // P18 mbar_arrive when={count == 1} bar=dOut.free
       if ((count == 1)) {
         if (lane == 0) mbarrier_arrive(148552u);
       }
-      // P18 mbar_arrive bar=V.free[0]
+      // P19 mbar_arrive bar=V.free[0]
       if (lane == 0) mbarrier_arrive(148584u);
-      // P19 map over=rdP  # score causal
+      // P20 map over=rdP  # score causal
       {
         bool u6[2];
         int u7[2];
@@ -1108,7 +1131,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_queries(const __gr
         const int j0 = n * 128 + 2 * quad;
         _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
           const int i = i0 + 8 * ri;
-          u7[ri] = (i + u1);
+          u7[ri] = (i + u4);
         }
         _Pragma("unroll") for (int ci = 0; ci < 16; ++ci) {
           _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
@@ -1125,12 +1148,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_queries(const __gr
           }
         }
       }
+      int slot3 = mod_s32(1, 3);
+      int last3 = mod_s32((1 + 2), 3);
       int t = 1;
       // range masked, full
       _Pragma("unroll 1") while (t < count) {
         const int w = (int)opaque_u32(group - 1);
-        const int slot3 = mod_s32(t, 3);
-        const int last3 = mod_s32((t + 2), 3);
         // S1 mbar_wait bar=K.full[slot3]
         mbarrier_wait(148496u + 8 * slot3, (phase >> (0 + slot3) & 1));
         phase ^= 1u << (0 + slot3);
@@ -1165,50 +1188,47 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_queries(const __gr
         }
         // S8 mbar_arrive bar=K.free[last3]
         if (lane == 0) mbarrier_arrive(148520u + 8 * last3);
-        // S9 map only=masked over=rS  # score causal
+        // S9 map over=rS  # score causal
+        {
+          float packed[2];
+          _Pragma("unroll") for (int ci = 0; ci < 16; ++ci) {
+            _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
+              _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
+                const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
+                packed[ei] = exp2_approx(fma_f32(rS[at], u0, u1[ri]));
+              }
+              rdS[ri / 2 * 32 + 2 * ci + ri % 2] = pack_bf16x2(packed[0], packed[1]);
+            }
+          }
+        }
         if (t < end0) {
+          // S10 map only=masked over=rS  # score causal
           {
             const int m_now = (int)opaque_u32(m);
             const int t_now = (int)opaque_u32(t);
             const int i_hi = (min_s32(((m_now * 128) + 128), p.seqlen_q) - 1);
             const int n_hi = max_s32(min_s32(((((i_hi + p.seqlen_k) - p.seqlen_q) >> 7) + 1), ((p.seqlen_k + 127) >> 7)), 1);
-            const int u1 = (p.seqlen_k - p.seqlen_q);
-            const float u3 = (p.scale * 1.4426950408889634f);
+            const int u4 = (p.seqlen_k - p.seqlen_q);
             const int n = ((n_hi - 1) - t_now);
-            bool u0[2];
-            int u2[2];
+            bool u3[2];
+            int u5[2];
             float packed[2];
             const int i0 = m_now * 128 + w * 64 + warp * 16 + lane / 4;
             const int j0 = n * 128 + 2 * quad;
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
               const int i = i0 + 8 * ri;
-              u2[ri] = (i + u1);
+              u5[ri] = (i + u4);
             }
             _Pragma("unroll") for (int ci = 0; ci < 16; ++ci) {
               _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                 const int j = j0 + 8 * ci + ei;
-                u0[ei] = (j < p.seqlen_k);
+                u3[ei] = (j < p.seqlen_k);
               }
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                   const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
                   const int j = j0 + 8 * ci + ei;
-                  packed[ei] = ((u0[ei] && (j <= u2[ri])) ? exp2_approx(fma_f32(rS[at], u3, u4[ri])) : 0.0f);
-                }
-                rdS[ri / 2 * 32 + 2 * ci + ri % 2] = pack_bf16x2(packed[0], packed[1]);
-              }
-            }
-          }
-        }
-        // S10 map only=full over=rS  # score causal
-        if (t >= end0) {
-          {
-            float packed[2];
-            _Pragma("unroll") for (int ci = 0; ci < 16; ++ci) {
-              _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
-                _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
-                  const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
-                  packed[ei] = exp2_approx(fma_f32(rS[at], u3, u4[ri]));
+                  packed[ei] = ((u3[ei] && (j <= u5[ri])) ? unpack_bf16x2(rdS[ri / 2 * 32 + 2 * ci + ri % 2], ei) : 0.0f);
                 }
                 rdS[ri / 2 * 32 + 2 * ci + ri % 2] = pack_bf16x2(packed[0], packed[1]);
               }
@@ -1236,14 +1256,14 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_queries(const __gr
         }
         // S17 mbar_arrive bar=V.free[slot3]
         if (lane == 0) mbarrier_arrive(148584u + 8 * slot3);
-        // S18 map only=masked over=rdP  # score causal
         if (t < end0) {
+          // S18 map only=masked over=rdP  # score causal
           {
             const int m_now = (int)opaque_u32(m);
             const int t_now = (int)opaque_u32(t);
             const int i_hi = (min_s32(((m_now * 128) + 128), p.seqlen_q) - 1);
             const int n_hi = max_s32(min_s32(((((i_hi + p.seqlen_k) - p.seqlen_q) >> 7) + 1), ((p.seqlen_k + 127) >> 7)), 1);
-            const int u1 = (p.seqlen_k - p.seqlen_q);
+            const int u4 = (p.seqlen_k - p.seqlen_q);
             const int n = ((n_hi - 1) - t_now);
             bool u6[2];
             int u7[2];
@@ -1252,7 +1272,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_queries(const __gr
             const int j0 = n * 128 + 2 * quad;
             _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
               const int i = i0 + 8 * ri;
-              u7[ri] = (i + u1);
+              u7[ri] = (i + u4);
             }
             _Pragma("unroll") for (int ci = 0; ci < 16; ++ci) {
               _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
@@ -1270,8 +1290,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_queries(const __gr
             }
           }
         }
-        // S19 map only=full over=rdP  # score causal
         if (t >= end0) {
+          // S19 map only=full over=rdP  # score causal
           {
             float packed[2];
             _Pragma("unroll") for (int ci = 0; ci < 16; ++ci) {
@@ -1285,6 +1305,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_queries(const __gr
             }
           }
         }
+        slot3 = slot3 == 3 - 1 ? 0 : slot3 + 1;
+        last3 = last3 == 3 - 1 ? 0 : last3 + 1;
         ++t;
       }
       {

@@ -15,7 +15,7 @@ from support import MODES, qkv
 from torch import Tensor
 
 import attngen
-from attngen import causal, gradient, ops, softcap
+from attngen import backward_pipeline, causal, gradient, ops, softcap
 from attngen.backward_pipeline import Asked, choices, derive_backward
 from attngen.config import HopperSumsConfig
 from attngen.emulator import Mode
@@ -387,9 +387,14 @@ def test_a_call_has_gradients_for_its_target(
 # ---- what rules do not know -----------------------------------------------------------------------------------------
 
 
-def test_code_that_does_not_fit_the_instruction_cache_is_not_chosen() -> None:
-    """What the rules put first is refused by its size alone; the next that fits is right."""
-    table = torch.randn(600)
+def test_code_that_does_not_fit_the_instruction_cache_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is first in rank is refused by its size alone; the next that fits is right."""
+    table, ranking = torch.randn(600), backward_pipeline.candidates_warpgroups
+
+    def written_out_first(*asked: Any) -> tuple[HopperSumsConfig, ...]:
+        return tuple(sorted(ranking(*asked), key=lambda config: not config.unroll))
+
+    monkeypatch.setattr(backward_pipeline, "candidates_warpgroups", written_out_first)
 
     def relative(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
         return s + table[i - j + 300]

@@ -183,9 +183,9 @@ def test_configurations_are_read_as_they_are_printed() -> None:
 
 def test_configurations_of_gradients() -> None:
     for made in (
-        Config(128, 32, 4, 2, 2), HopperSumsConfig(2, 128, 2, turns=True, unroll=True, parts=2),
-        HopperSumsConfig(1, 64, 3, split=False), HopperSumsConfig(3, 16, 4, parts=4),
-        HopperSumsConfig(3, 64, 2, merged=True, parts=2),
+        Config(128, 32, 4, 2, 2), HopperSumsConfig(2, 128, 2, turns=True, unroll=True),
+        HopperSumsConfig(1, 64, 3, split=False), HopperSumsConfig(3, 16, 4),
+        HopperSumsConfig(3, 64, 3, merged=True),
     ):  # fmt: skip
         assert parse_sums(str(made)) == made
     assert parse_sums("m128n64g2 split") == HopperSumsConfig(2, 64)

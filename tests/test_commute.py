@@ -10,7 +10,8 @@ from schedules import NAMES, schedule
 from attngen.commute import RULES, why_equal
 from attngen.errors import VerifyError
 from attngen.ir.mutate import Swap, mutants
-from attngen.ir.schedule import Schedule, Tiles
+from attngen.ir.ops import Map
+from attngen.ir.schedule import Schedule, Tiles, steps_of
 from attngen.ir.verify import verify
 
 HOPPER = next(n for n in NAMES if n.startswith("text") and "causal_d128_bf16" in n)
@@ -113,7 +114,6 @@ ORDERED_GRADIENTS = [
     ("retire", "red_frag"),
     ("red_frag", "open"),
     ("retire", "mbar_arrive bar=dS.free"),
-    ("mbar_wait bar=dS.free", "st_frag"),
     ("proxy", "mbar_arrive bar=dS.full"),
     ("mbar_wait bar=Q.full", "open"),
     ("mbar_wait bar=dOut.full", "open"),
@@ -137,10 +137,14 @@ def test_no_reason_where_the_order_of_roles_matters(one: str, two: str) -> None:
 
 def test_a_wait_has_a_reason_beside_other_tiles_alone() -> None:
     """A map that reads a vector of the tile that is waited for has to stay behind the wait; no gradient has the two
-    side by side, so the wait is given its ring here."""
-    found = swaps(schedule(HOPPER_GRADIENTS[0]))
+    side by side: the map is another one of the step here, and the wait is given its ring."""
+    found = swaps(schedule(HOPPER_GRADIENTS[1]))
     pairs = {n: n.split(" <-> ") for n in found}
-    swap = next(found[n] for n, (one, two) in pairs.items() if "copies=(sDot_rows" in one and "bar=dOut.full" in two)
+    swap = next(found[n] for n, (one, two) in pairs.items() if " map " in one and "bar=dOut.full" in two)
+    at = swap.two.bar.index  # type: ignore[union-attr]
+    maps = (op for op in steps_of(swap.role) if isinstance(op, Map) and any(r.name == "sDot_rows" for r in op.copies))
+    (reads,) = {op for op in maps if op.copies[0].index == at}
+    swap = replace(swap, one=reads)
     assert "no tile of its ring" in why_equal(swap)
     own = replace(swap.two, bar=replace(swap.two.bar, name="Q.full"))  # type: ignore[union-attr]
     assert why_equal(replace(swap, two=own)) == ""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
 from attngen.cprint import C_DTYPE
-from attngen.expr import DType, add, const, loads, substitute, var, variables
+from attngen.expr import DType, Op, add, const, loads, substitute, var, variables
 from attngen.ir import ops as o
 from attngen.ir.ops import Stmt
 from attngen.ir.schedule import (
@@ -112,21 +115,39 @@ def branched(context: HopperContext, node: Tiles, head: list[str]) -> list[str]:
     """One body for all classes; ops of one class stand under a uniform branch."""
     cls, total = ", ".join(r.cls for r in node.ranges), context.expr(node.ranges[-1].end)
     used = lets(context, _used(node.lets, node.drain))
+    # what is read a step ahead is read at its head
+    first, stated = (head, []) if node.ahead else ([], head)
     if node.unroll == 1:
-        body = [*own_index(context.role), *head, *branches(context, node, {})]
+        turning = [s for s in node.lets if turns_with(s, node)]
+        stated = [x for x in stated if x not in lets(context, turning)]
+        body = [*own_index(context.role), *first, *where_used(stated, branches(context, node, {}))]
+        body += [f"{s.target} = {s.target} == {s.value.args[1].value} - 1 ? 0 : {s.target} + 1;" for s in turning]
         ranges = [{"cls": cls, "end": total, "body": indented(body)}]
-        loop = call(context.target, "tiles", {"var": node.var, "start": node.start, "ranges": ranges})
+        start = {var(node.var, DType.I32): const(node.start)}
+        loop = [
+            *(f"int {s.target} = {context.expr(substitute(s.value, start))};" for s in turning),
+            *call(context.target, "tiles", {"var": node.var, "start": node.start, "ranges": ranges}),
+        ]
         drain = step_lines(context, node.drain, "", {})
         return [*loop, *(["{", *(f"  {x}" for x in [*used, *drain]), "}"] if drain else [])]
     body = []
     for number in range(node.unroll):
         values = phase_values(node, number)
         body += call(context.target, "phase", {
-            "var": node.var, "total": total, "step": [*head, *branches(context, node, values)],
+            "var": node.var, "total": total, "step": [*first, *where_used(stated, branches(context, node, values))],
             "drain": [*used, *step_lines(context, node.drain, "", values)],
         })  # fmt: skip
     ranges = [{"cls": cls, "condition": "true", "body": indented(body)}]
     return call(context.target, "tiles_drained", {"var": node.var, "start": node.start, "ranges": ranges})
+
+
+def turns_with(s: Stmt, node: Tiles) -> bool:
+    """A remainder of the counter by a number that is no power of two: kept from step to step, as dividing takes long
+    and the first wait of a step needs it."""
+    if s.value.op is not Op.MOD or variables(s.value) != {node.var} or node.ahead:
+        return False
+    size = s.value.args[1].value
+    return isinstance(size, int) and size & (size - 1) != 0
 
 
 def own_index(role: Role) -> list[str]:
@@ -137,19 +158,63 @@ def own_index(role: Role) -> list[str]:
     return [f"const int w = (int)opaque_u32(group - {role.first_warp // WARPS_A_GROUP});"]
 
 
-def branches(context: HopperContext, node: Tiles, values: Values) -> list[str]:
-    """The ops of a step; those of one class under a branch."""
+def branches(context: HopperContext, node: Tiles, values: Values) -> list[Piece]:
+    """The ops of a step, in pieces; those of one class that follow each other are one, under a branch: the compiler
+    orders no instructions across it."""
     context.flying = []
-    lines: list[str] = []
-    for step in node.step:
-        bound = at_phase(step, values)
-        assert not isinstance(bound, Guard)
-        own = op_lines(context, bound)
-        if step.only:
-            inside = " || ".join(within(context, node, k) for k, r in enumerate(node.ranges) if r.cls == step.only)
-            own = call(context.target, "when", {"predicate": inside or "true", "body": own})
-        lines += [f"// {describe(step)}", *own]
+    pieces: list[Piece] = []
+    for only, run in groupby(node.step, key=lambda step: step.only):
+        ops: list[Piece] = []
+        for step in run:
+            bound = at_phase(step, values)
+            assert not isinstance(bound, Guard)
+            ops.append(Piece([f"// {describe(step)}", *op_lines(context, bound)],
+                             isinstance(bound, o.Commit), isinstance(bound, o.Retire)))  # fmt: skip
+        if only:
+            inside = " || ".join(within(context, node, k) for k, r in enumerate(node.ranges) if r.cls == only)
+            body = [line for piece in ops for line in piece.lines]
+            ops = [Piece(call(context.target, "when", {"predicate": inside or "true", "body": body}))]
+        pieces += ops
+    return pieces
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Lines of an op, or of some under one branch. `ends`: products that are issued; `waits`: for them."""
+
+    lines: list[str]
+    ends: bool = False
+    waits: bool = False
+
+
+def where_used(stated: Sequence[str], pieces: Sequence[Piece]) -> list[str]:
+    """Statements of scalars before the first piece that names them. What is named right behind a wait for products is
+    worked out beside them: there the compiler would put it behind the wait, unless it cannot see through it."""
+    left, lines, beside = list(stated), list[str](), 0
+    for before, piece in zip([Piece([]), *pieces], pieces, strict=False):
+        named, needed = _words(piece.lines), list[str]()
+        for statement in reversed(left):
+            target = statement.split()[2]
+            if target in named:
+                early = before.waits and target in _words(piece.lines)
+                needed.insert(0, _opaque(statement) if early else statement)
+                named |= _words([statement])
+                left.remove(statement)
+        at = beside if before.waits else len(lines)
+        lines[at:at] = needed
+        lines += piece.lines
+        beside = len(lines) if piece.ends else beside
     return lines
+
+
+def _opaque(statement: str) -> str:
+    """A statement of an integer whose value the compiler does not see through."""
+    left, right = statement.removesuffix(";").split(" = ", 1)
+    return f"{left} = (int)opaque_u32({right});" if left.startswith("const int ") else statement
+
+
+def _words(lines: Sequence[str]) -> set[str]:
+    return {word for line in lines for word in re.findall(r"\w+", line)}
 
 
 def _used(found: Sequence[Stmt], steps: Sequence[Step]) -> list[Stmt]:

@@ -303,15 +303,17 @@ class _Tiler:
     def maps(self, over: Ref | None, targets: tuple[Target, ...]) -> Iterator[TileOp]:
         """The map that makes some targets, one for each class of tiles."""
         for cls in self.classes:
-            statements = self.weights(targets, cls == TileClass.MASKED.value)
-            if over is None or over.name == PLAIN:  # a weight of the positions alone, the only one there is
-                axes = (self.owned.own.value, self.owned.stream.value)
-                over = self.value(PLAIN, self.config.block_m, self.config.block_n, axes)
-                *first, last = statements
-                statements = (*first, replace(last, target=PLAIN), replace(last, value=var(PLAIN, DType.F32)))
-            only = cls if len(self.classes) > 1 else ""
-            yield MapOp(id="", over=over, copies=self.shared(*targets), body=statements, only=only,
-                        note=_where(self.variant, "score"))  # fmt: skip
+            yield self.map(over, targets, cls == TileClass.MASKED.value, cls if len(self.classes) > 1 else "")
+
+    def map(self, over: Ref | None, targets: tuple[Target, ...], masked: bool, only: str = "") -> MapOp:
+        statements = self.weights(targets, masked)
+        if over is None:  # a weight of the positions alone, the only one there is
+            axes = (self.owned.own.value, self.owned.stream.value)
+            over = self.value(PLAIN, self.config.block_m, self.config.block_n, axes)
+            *first, last = statements
+            statements = (*first, replace(last, target=PLAIN), replace(last, value=var(PLAIN, DType.F32)))
+        return MapOp(id="", over=over, copies=self.shared(*targets), body=statements, only=only,
+                     note=_where(self.variant, "score"))  # fmt: skip
 
     def together(self, heads: list[ContractTile], targets: tuple[Target, ...]) -> Iterator[TileOp]:
         """All products of scores, then one map that makes all weights."""
@@ -327,12 +329,20 @@ class _Tiler:
             self.fragments.setdefault(name, Scope.ELEM)
         first, *others = heads
         yield first
-        yield from self.maps(first.d, parts.early)
+        # one map for all tiles, and what masked pairs have is taken back behind it: no branch around it
+        later = len(self.classes) > 1 and not any(t.accumulate or t.index for t in parts.early)
+        if later:
+            yield self.map(first.d, parts.early, masked=False)
+        else:
+            yield from self.maps(first.d, parts.early)
         for op in others:
             start = parts.start.get(op.d.name)
             if start is not None:
                 target = Target(op.d.name, make(Op.NEG, start))
                 yield MapOp(id="", over=op.d, copies=self.shared(target), body=self.scopes.split(target))
+        if later:
+            kept = tuple(replace(t, value=var(t.name, DType.F32)) for t in parts.early)
+            yield self.map(first.d, kept, masked=True, only=TileClass.MASKED.value)
         yield from (replace(op, zero=op.d.name not in parts.start) for op in others)
         early = {t.name for t in parts.early}
         sums = [(op, own_name(self.left(node))) for op, (_, node) in

@@ -5,15 +5,16 @@ Rules, in this order:
  1. Weights in two maps, where they split: the tiles of both products of scores are not held at the same time.
  2. As many warpgroups of owned rows as registers allow: with two, half of the additions into memory of one, and one
     computes while the other's products run. Three where no loading role needs registers (head_dim up to 64): a third
-    fewer additions again. Measured on an H200 at head_dim 64, in time of two: 0.94 at seqlen 16384, 0.98 to 1.0 at
-    4096, 1.05 to 1.08 at 1024, where tiles of 192 rows are not filled.
-    Two get the loading role's registers, too, where few would be left: in time of the loop that is written out, 0.94 to
-    0.99 at head_dim 128.
- 3. The widest streamed tile that registers allow, in multiples of 64 where its weights cross the warps: fewer waits a
+    fewer additions again. Measured on an H200 at head_dim 64, in time of two: 0.88 and 0.94 at seqlen 16384, 0.92 and
+    0.96 at 4096, 1.03 at 1024, where tiles of 192 rows are not filled.
+ 3. The role of parts issues the copies, two tiles ahead and beside its products: registers for the others, and one
+    barrier a tile. Measured at head_dim 96, in time of a loading role and a loop that is written out: 0.96. With two
+    slots the copies come before its products, which then wait: 1.04 to 1.07 of the time of three.
+ 4. The widest streamed tile that registers allow, in multiples of 64 where its weights cross the warps: fewer waits a
     row.
- 4. Where weights cross the warps, a loop over two slots that is written out; turns on the tensor cores if registers are
-    left for them. Measured on an H200: 4 % and 5 % at head_dim 64. Else as many slots as shared memory has, up to
-    three, without turns."""
+ 5. Turns on the tensor cores for two warpgroups: 0.97 to 0.99 of the time at head_dim 128. None for three: 1.0 to 1.01
+    with them. Without parts, as many slots as shared memory has, up to three, without turns; or a loop over two slots
+    that is written out."""
 
 from __future__ import annotations
 
@@ -70,23 +71,22 @@ def candidates_sums(
         step = SLAB if owned.shed() else 16
         for groups in (3, 2) if owned.shed() else (2, 1):
             for block_n in (w for w in WIDTHS if w % step == 0):
-                for parts in (1, 2) if owned.shed() else (1,):
-                    shape = HopperSumsConfig(groups, block_n, 2, split, parts=parts, merged=groups == 3)
-                    left = spare(owned, signature, target, shape, held)
-                    if left > 0:
-                        made = ways(shape, bool(owned.shed()), left)
-                        found += (c for c in made if smem(owned, signature, c) <= target.smem_per_cta)
+                shape = HopperSumsConfig(groups, block_n, 2, split, merged=groups == 3)
+                left = spare(owned, signature, target, shape, held)
+                if left > 0:
+                    made = ways(shape, bool(owned.shed()), left)
+                    found += (c for c in made if smem(owned, signature, c) <= target.smem_per_cta)
     return tuple(found)
 
 
 def ways(shape: HopperSumsConfig, shed: bool, left: int) -> Iterator[HopperSumsConfig]:
     """Loading role, slots, turns and unrolling of a loop, best first. left: registers a thread."""
-    few = left < TURN_REGS
-    if shed and (shape.merged or few):
-        yield from (replace(shape, merged=True, turns=t) for t in (False, True))
+    if shed:
+        turns = (False, True) if shape.merged else (True, False)
+        yield from (replace(shape, merged=True, slots=n, turns=t) for n in SLOTS for t in turns)
     if shape.merged:
         return
-    turns = (False, True) if few else (True, False)
+    turns = (False, True) if left < TURN_REGS else (True, False)
     written: list[dict[str, Any]] = [{"slots": 2, "turns": t, "unroll": True} for t in turns]
     kept: list[dict[str, Any]] = [{"slots": n, "turns": t} for t in (turns if shed else (False, True)) for n in SLOTS]
     for way in [*written, *kept] if shed else [*kept, *written]:
@@ -109,7 +109,7 @@ def spare(owned: Owned, signature: Signature, target: Target, config: HopperSums
     """Registers a thread of the math role beside addresses, accumulators and operands; below 1: too many."""
     _, _, sums, parts = sizes(owned, signature)
     parts *= config.block_n // ROWS_A_GROUP
-    kept = dict(zip(shared_accumulators(parts, config.parts), parts, strict=True))
+    kept = dict(zip(shared_accumulators(parts), parts, strict=True))
     shed = sum(kept.values()) // 2 if parts else None
     math = role_registers(config.warpgroups, shed, target, config.merged)[2]
     scores = config.block_n // 2 * (1 if config.split else products(owned))

@@ -13,9 +13,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import groupby, takewhile
 
 from attngen.config import HopperSumsConfig
-from attngen.errors import PassError
+from attngen.errors import PassError, SignatureError
 from attngen.expr import SEQLEN_K, Expr, H, Op, add, const, make, mul, sub, substitute, var, where
 from attngen.fold import fold
 from attngen.ir.ops import (
@@ -162,7 +163,7 @@ class SumStager:
             # where a step is matters to masked tiles alone, which are few: no registers for it in the loop
             step, lets = [self.afresh(op, lets) if op.only else op for op in step], ()
         tiles = Tiles(
-            var="t", start=1, ranges=ranges, lets=lets, step=steps_of("S", step), classes=Classes.BRANCH,
+            var="t", start=1, ranges=ranges, lets=lets, step=steps_of("S", by_class(step)), classes=Classes.BRANCH,
             drain=steps_of("D", [self.at_tile(op, LAST) for op in self.late]),
         )  # fmt: skip
         epilogue = [op for op in self.program.epilogue if not isinstance(op, StoreTile | StoreVector)]
@@ -233,37 +234,33 @@ class SumStager:
         values = [v for op in adds for v in [self.program.value(op.src.name)] if v is not None]
         return tuple(
             Part(row, column, width)
-            for v in values for row in range(0, v.rows, ROWS_A_GROUP) for column, width in blocks(v.cols)
+            for v in values for row in range(0, v.rows, ROWS_A_GROUP)
+            for column, width in blocks(v.cols)
         )  # fmt: skip
 
     def accumulators(self) -> dict[str, int]:
-        """Values of the parts that are in flight at once, and their columns."""
+        """Values of the parts, and their columns."""
         (op,) = (op for op in self.shed if isinstance(op, AddTile))
         parts = self.parts()
-        names = shared_accumulators([p.width for p in parts], self.config.parts)
+        names = shared_accumulators([p.width for p in parts])
         return {f"{op.src.name}{name}": part.width for name, part in zip(names, parts, strict=True)}
 
     def shed_step(self) -> Iterator[AnyOp]:
-        """As many products at once as there are accumulators for, then what they add."""
+        """A product and what it adds, block by block."""
         product, adding = self.shed
         assert isinstance(product, ContractTile) and isinstance(adding, AddTile)
         value, parts = self.program.value(product.d.name), self.parts()
         assert value is not None
-        names = shared_accumulators([p.width for p in parts], self.config.parts)
         rows = len({p.row for p in parts})
-        for first in range(0, len(parts), self.config.parts):
-            adds: list[AnyOp] = []
-            for part, name in list(zip(parts, names, strict=True))[first : first + self.config.parts]:
-                d, a, b = Ref(name=f"{product.d.name}{name}"), self.ref(product.a, T), product.b
-                if rows > 1:
-                    a = dataclasses.replace(a, cols=const(part.row // ROWS_A_GROUP))
-                if part.width != value.cols:
-                    b = dataclasses.replace(b, cols=const(part.column // part.width))
-                yield Wgmma(id="", d=d, a=a, b=b, group=f"g_{d.name}", zero=True)
-                at = add(mul(adding.row, const(value.cols)), const(part.row * value.cols + part.column * ROWS_A_GROUP))
-                adds.append(RedFrag(id="", dst=adding.dst, src=d, heads=adding.heads, at=fold(at),
-                                    mode=Assign.REDUCE_ADD))  # fmt: skip
-            yield from adds
+        for part, name in zip(parts, shared_accumulators([p.width for p in parts]), strict=True):
+            d, a, b = Ref(name=f"{product.d.name}{name}"), self.ref(product.a, T), product.b
+            if rows > 1:
+                a = dataclasses.replace(a, cols=const(part.row // ROWS_A_GROUP))
+            if part.width != value.cols:
+                b = dataclasses.replace(b, cols=const(part.column // part.width))
+            yield Wgmma(id="", d=d, a=a, b=b, group=f"g_{d.name}", zero=True)
+            at = add(mul(adding.row, const(value.cols)), const(part.row * value.cols + part.column * ROWS_A_GROUP))
+            yield RedFrag(id="", dst=adding.dst, src=d, heads=adding.heads, at=fold(at), mode=Assign.REDUCE_ADD)
 
     def shed_role(self, regs: int) -> Role:
         values = tuple(
@@ -279,15 +276,19 @@ class SumStager:
             items = [self.load(op, item=True) for op in self.item_loads]
             copies = [op for _, ops in first for op in ops]
             # what the first products need comes first
-            order = [*items[:1], *copies[:1], *items[1:], *copies[1:]]
+            soon = len(first[0][1]) if self.together else 1
+            order = [*items[:1], *copies[:soon], *items[1:], *copies[soon:]]
             body.append(Block(name="first", ops=steps_of("L", (dataclasses.replace(op, when=None) if op in items else op
                                                                for op in order))))  # fmt: skip
             tile = add(T, const(distance))
             stated, ahead = self.copies(tile, make(Op.LT, tile, loop.count), "_next")
             place = (*place, *stated)
+        step = list(self.shed_step())
+        # copies beside the first products; with two slots before them, as the tile is needed a step later
+        beside = next(k for k, op in enumerate(step) if not isinstance(op, Wgmma)) if self.config.slots > 2 else 0
         tiles = Tiles(
             var="t", start=0, ranges=(Range(cls="all", end=loop.count),), lets=place,
-            step=steps_of("R", [*ahead, *self.shed_step()]), classes=Classes.BRANCH,
+            step=steps_of("R", [*step[:beside], *ahead, *step[beside:]]), classes=Classes.BRANCH,
         )  # fmt: skip
         return Role(name=SHED, first_warp=0 if self.config.merged else 4, warps=4, regs=regs, values=values,
                     item=Item(lets=lets, body=(*body, tiles)))  # fmt: skip
@@ -327,7 +328,7 @@ class SumStager:
             ops += [self.load(op, item=True) for op in items[n : n + 1]]
             ops += [self.load(op) for op in tiles[n : n + 1]]
             if carrier is not None and tiles[n : n + 1] == [carrier]:
-                bar = Ref(name=f"{ring_of(carrier.dst.name)}.full", index=(T,))
+                bar = Ref(name=f"{ring_of(self.carrier(carrier))}.full", index=(T,))
                 ops += [
                     BulkLoad(id="", dst=dataclasses.replace(v.dst, index=(T,)), src=v.src, heads=Heads.Q, at=v.row,
                              bytes=4 * self.config.block_n, bar=bar)
@@ -338,9 +339,18 @@ class SumStager:
             step=steps_of("L", ops),
         )  # fmt: skip
 
+    @property
+    def together(self) -> bool:
+        """Two steps ahead, the copies of a tile have one barrier: they have come long before they are needed."""
+        return self.config.merged and self.config.slots > 2
+
+    def carrier(self, op: LoadTile) -> str:
+        """The streamed tile whose ring another one has."""
+        return next(x.dst.name for x in self.loads if isinstance(x, LoadTile)) if self.together else op.dst.name
+
     def load(self, op: LoadTile, item: bool = False) -> TmaLoad:
         dst = op.dst if item else dataclasses.replace(op.dst, index=(T,))
-        bar = Ref(name=f"{ring_of(op.dst.name)}.full", index=dst.index)
+        bar = Ref(name=f"{ring_of(op.dst.name if item else self.carrier(op))}.full", index=dst.index)
         row = i32(OWN_ROW) if item else op.row
         return TmaLoad(id="", dst=dst, src=op.src, heads=op.heads, row=row, bar=bar, when=FIRST if item else None)
 
@@ -389,15 +399,26 @@ class SumStager:
         return role_registers(self.config.warpgroups, held, self.target, self.config.merged)
 
 
-def shared_accumulators(widths: Sequence[int], at_once: int) -> list[str]:
-    """A suffix for each block: blocks of one width use `at_once` accumulators in turn."""
-    seen: dict[int, int] = {}
-    names = []
-    for width in widths:
-        number = seen.get(width, 0) % at_once
-        seen[width] = seen.get(width, 0) + 1
-        names.append(("" if width == max(widths) else f"_{width}") + (f"_{number}" if number else ""))
-    return names
+def shared_accumulators(widths: Sequence[int]) -> list[str]:
+    """A suffix for each block: those of one width share an accumulator."""
+    return ["" if width == max(widths) else f"_{width}" for width in widths]
+
+
+def by_class(step: Sequence[AnyOp]) -> list[AnyOp]:
+    """What stores the result of the maps of the classes, once in each class: behind the branches, the compiler would
+    begin it when all of the map is done."""
+    ordered: list[AnyOp] = []
+    runs = [(own, list(run)) for own, run in groupby(step, key=lambda op: bool(op.only))]
+    for (own, run), (_, behind) in zip(runs, [*runs[1:], (False, [])], strict=True):
+        if not own:
+            ordered += run
+            continue
+        stores = list(takewhile(lambda op: isinstance(op, StFrag), behind))
+        del behind[: len(stores)]
+        for cls in dict.fromkeys(op.only for op in run):
+            ordered += [op for op in run if op.only == cls]
+            ordered += [dataclasses.replace(op, only=cls) for op in stores]
+    return ordered
 
 
 def _of_staged(body: Sequence[Step]) -> list[Step]:
@@ -411,7 +432,11 @@ def role_registers(warpgroups: int, held: int | None, target: Target, merged: bo
     role) decide, math takes what is left, and what does not divide goes to the load role, or to that of parts where
     there is none."""
     if merged:
-        assert held is not None
+        if held is None:
+            raise SignatureError(
+                "merged=True for a kernel that adds nothing up in memory: no role is there to issue the copies. "
+                "Allowed: merged=False; gradients that are the same bits in every run have no such role"
+            )
         launch = min(target.regs_per_sm // (GROUP_THREADS * (warpgroups + 1)), 255) // 8 * 8 * (warpgroups + 1)
         math = min(240, (launch - (ADDRESSES + held) // 8 * 8 - MORE_ADDRESSES) // warpgroups // 8 * 8)
         return 0, min(240, launch - math * warpgroups), math

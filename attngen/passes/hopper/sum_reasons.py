@@ -39,7 +39,8 @@ def slots(kernel: Kernel) -> str:
 def copies(kernel: Kernel) -> str:
     (role,) = (r.name for r in kernel.roles if any(isinstance(op, TmaLoad) for op in steps_of(r)))
     if role == SHED:
-        return f"role {role} issues them, ahead of its products: the registers of a loading role go to the others"
+        beside = "beside" if min(r.slots for r in kernel.rings if r.full_bytes and r.slots > 1) > 2 else "ahead of"
+        return f"role {role} issues them, {beside} its products: the registers of a loading role go to the others"
     return f"role {role} does nothing else: it waits for free slots"
 
 
@@ -47,8 +48,10 @@ def weights(role: Role) -> str:
     """As the first tile shows it, which has every op once."""
     block = next(node for node in role.item.body if isinstance(node, Block))
     products = {op.d.name for op in block.ops if isinstance(op, Wgmma)}
-    maps = [op for op in block.ops if isinstance(op, Map)]
-    made = [[s.target for s in op.body if s.scope is Scope.ELEM] for op in maps]
+    maps, made, known = [op for op in block.ops if isinstance(op, Map)], list[list[str]](), set[tuple[str, str]]()
+    for op in maps:  # what masked pairs have is taken back by a map of its own, which makes nothing new
+        made.append([s.target for s in op.body if s.scope is Scope.ELEM and (op.over.name, s.target) not in known])
+        known |= {(op.over.name, name) for name in made[-1]}
     starts = [name for names in made for name in names if name in products]
     ends = [(op.over.name, [n for n in names if n not in products]) for op, names in zip(maps, made, strict=True)]
     steps = ", then ".join(f"{', '.join(names)} behind {over}" for over, names in ends if names)
@@ -68,7 +71,4 @@ def parts(role: Role) -> str:
     ops = list(steps_of(role))
     adds = [op for op in ops if isinstance(op, RedFrag)]
     held = len({op.src.name for op in adds})
-    return (
-        f"role {role.name} adds {len(adds)} a step to memory, a block of 64 rows each; accumulators: {held}, as many "
-        "as are in flight at once"
-    )
+    return f"role {role.name} adds {len(adds)} a step to memory, a block of 64 rows each; accumulators: {held}"

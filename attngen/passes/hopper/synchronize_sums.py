@@ -17,6 +17,7 @@ from attngen.expr import Expr, Op, const, make, sub, substitute
 from attngen.fold import fold
 from attngen.ir.ops import (
     BulkLoad,
+    Map,
     MbarArrive,
     MbarExpect,
     MbarWait,
@@ -64,8 +65,8 @@ def ahead(ref: Ref) -> int:
 class Line:
     """A straight line of ops of one role, with what orders it."""
 
-    def __init__(self, role: Role, rings: Rings, turns: bool, bytes_of: dict[str, int]) -> None:
-        self.rings, self.turns, self.bytes_of = rings, turns, bytes_of
+    def __init__(self, role: Role, rings: Rings, bytes_of: dict[str, int]) -> None:
+        self.rings, self.bytes_of = rings, bytes_of
         self.values = frozenset(v.name for v in role.values)
         loop = next(n for n in role.item.body if isinstance(n, Tiles))
         self.count = loop.ranges[-1].end
@@ -94,14 +95,19 @@ class Line:
                 continue
             yield from self.waits(step, waited, first)
             if isinstance(step, TmaLoad):
-                yield from filled(step, self.bytes_of)
-            elif isinstance(step, StFrag) and step.dst.name in self.rings.of:
-                yield MbarWait(id="", bar=self.rings.bar(step.dst, "free"))
-                yield step
+                yield from filled(step, self.bytes_of, waited)
+                position += 1
+                continue
+            # a slot is awaited before the maps that make what goes there: what it takes to store is done beside them
+            stored = next((s for s in steps[position:] if not isinstance(s, Map)), None)
+            if isinstance(stored, StFrag) and stored.dst.name in self.rings.of:
+                yield from self.free(stored, waited)
+            yield step
+            if isinstance(step, StFrag) and step.dst.name in self.rings.of and step.dst not in (
+                s.dst for s in steps[position + 1 :] if isinstance(s, StFrag)
+            ):  # fmt: skip
                 yield Proxy(id="")
                 yield MbarArrive(id="", bar=self.rings.bar(step.dst, "full"))
-            else:
-                yield step
             position += 1
         yield from self.retire(steps, retired, len(steps), last)
 
@@ -113,6 +119,12 @@ class Line:
             bar = self.rings.bar(ref, "full")
             if bar in waited or (bar.index and behind(bar) != self.first_read[self.rings.of[ref.name]]):
                 continue
+            waited.add(bar)
+            yield MbarWait(id="", bar=bar)
+
+    def free(self, step: StFrag, waited: set[Ref]) -> Iterator[Step]:
+        bar = self.rings.bar(step.dst, "free")
+        if bar not in waited:
             waited.add(bar)
             yield MbarWait(id="", bar=bar)
 
@@ -140,16 +152,18 @@ class Line:
         yield from (MbarArrive(id="", bar=bar, when=when) for bar, when in free.items())
 
 
-def filled(op: TmaLoad, bytes_of: dict[str, int]) -> Iterator[AnyOp]:
-    """A copy, behind the wait for its slot; its barrier expects what travels with it, too."""
-    free = dataclasses.replace(op.bar, name=op.bar.name.replace(".full", ".free"))
-    yield MbarWait(id="", bar=free, when=op.when)
-    yield MbarExpect(id="", bar=op.bar, bytes=bytes_of[op.bar.name.partition(".")[0]], when=op.when)
+def filled(op: TmaLoad, bytes_of: dict[str, int], begun: set[Ref]) -> Iterator[AnyOp]:
+    """A copy, the first of a slot behind the wait for it; its barrier expects what travels with it, too."""
+    if op.bar not in begun:
+        begun.add(op.bar)
+        free = dataclasses.replace(op.bar, name=op.bar.name.replace(".full", ".free"))
+        yield MbarWait(id="", bar=free, when=op.when)
+        yield MbarExpect(id="", bar=op.bar, bytes=bytes_of[op.bar.name.partition(".")[0]], when=op.when)
     yield op
 
 
 def _role(role: Role, rings: Rings, turns: bool, bytes_of: dict[str, int]) -> Role:
-    line = Line(role, rings, turns, bytes_of)
+    line = Line(role, rings, bytes_of)
     body: list[Block | Tiles] = []
     for node in role.item.body:
         if isinstance(node, Tiles):
@@ -179,9 +193,9 @@ def _item_waits(loop: Tiles, rings: Rings) -> Iterator[AnyOp]:
 def _load(role: Role, bytes_of: dict[str, int]) -> Role:
     (loop,) = role.item.body
     assert isinstance(loop, Tiles)
-    step: list[Step] = []
+    step, begun = list[Step](), set[Ref]()
     for op in loop.step:
-        step += filled(op, bytes_of) if isinstance(op, TmaLoad) else (op,)
+        step += filled(op, bytes_of, begun) if isinstance(op, TmaLoad) else (op,)
     body = (dataclasses.replace(loop, step=steps_of("L", step)),)
     return dataclasses.replace(role, item=dataclasses.replace(role.item, body=body))
 
