@@ -21,7 +21,7 @@ from attngen.gradient import BackwardKernel, backward_for
 from attngen.ir.graph import Graph
 from attngen.ir.program import Program
 from attngen.ir.schedule import Schedule
-from attngen.kernel import Kernel, kernel_for, next_config, settled
+from attngen.kernel import Kernel, kernel_for, next_kernel, settled
 from attngen.keywords import reject
 from attngen.lower import Source
 from attngen.prepare import prepare
@@ -300,7 +300,7 @@ def _units(kernel: Kernel, arch: str) -> list[Unit]:
         raise SignatureError(f"archs has {arch!r}. Allowed for {kernel.target.name}: {', '.join(kernel.target.archs)}")
     chosen, found = settled(kernel, arch), [kernel]
     while found[-1] is not chosen:
-        config = next_config(found[-1])
-        assert config is not None, "settled() took another way through the configurations"
-        found.append(kernel_for(kernel.variant, kernel.signature, kernel.target, config))
+        following, _ = next_kernel(found[-1])
+        assert following is not None, "settled() took another way through the configurations"
+        found.append(following)
     return [Unit(k.source.text, arch, k.symbols) for k in found]

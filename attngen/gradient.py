@@ -131,9 +131,13 @@ def settled(kernel: BackwardKernel, arch: str) -> BackwardKernel:
 def backward_signature(forward: Signature, out: Tensor, dout: Tensor) -> Signature:
     """Rows of the output and of its gradient may start anywhere, and need not be contiguous; what is not all aligned is
     copied element by element."""
-    contiguous = all(t.stride(3) == 1 or t.size(3) == 1 for t in (out, dout))
-    aligned = contiguous and forward.alignment == alignment_of(out, dout) == VECTOR_BYTES
+    aligned = forward.alignment == VECTOR_BYTES and rows_are_vectors(out) and rows_are_vectors(dout)
     return forward if aligned else replace(forward, alignment=ELEMENT_BYTES)
+
+
+def rows_are_vectors(t: Tensor) -> bool:
+    """Rows are contiguous, and all start and end at multiples of 16 bytes."""
+    return (t.stride(3) == 1 or t.size(3) == 1) and alignment_of(t) == VECTOR_BYTES
 
 
 def unordered(kernel: BackwardKernel, sizes: Mapping[str, int]) -> list[str]:

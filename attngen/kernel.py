@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attngen import __version__
 from attngen.config import AnyConfig, HopperConfig
-from attngen.errors import CompileError, SpecError
+from attngen.errors import CompileError, SpecError, VerifyError
 from attngen.ir.graph import Graph
 from attngen.ir.program import Program
 from attngen.ir.schedule import Schedule, VerifiedSchedule
@@ -165,19 +165,27 @@ def settled(kernel: Kernel, arch: str) -> Kernel:
                 current.artifact(arch)
                 break
             except CompileError as error:
-                config = next_config(current)
-                if config is None:
-                    raise
                 rejected.append(f"{current.config}: {error}")
-                _log.info("%s was refused for %s, %s is used instead: %s", current.config, arch, config, error)
-                current = kernel_for(kernel.variant, kernel.signature, kernel.target, config)
+                _log.info("%s was refused for %s, the next is used instead: %s", current.config, arch, error)
+                following, refused = next_kernel(current)
+                if following is None:
+                    raise
+                rejected += refused
+                current = following
         current.rejected = tuple(rejected)
         _settled[key] = current
     return _settled[key]
 
 
-def next_config(kernel: Kernel) -> AnyConfig | None:
-    """The candidate that follows a kernel's configuration in rank; None after the last, or for one that has no rank."""
+def next_kernel(kernel: Kernel) -> tuple[Kernel | None, tuple[str, ...]]:
+    """That of the candidate which follows in rank and verifies (ranking does not know how large the code of each is),
+    and what was refused between. None after the last one, or for a configuration that has no rank."""
     every = ranked(kernel.variant, kernel.signature, kernel.target)
     at = every.index(kernel.config) if kernel.config in every else len(every)
-    return every[at + 1] if at + 1 < len(every) else None
+    refused = list[str]()
+    for config in every[at + 1 :]:
+        try:
+            return kernel_for(kernel.variant, kernel.signature, kernel.target, config), tuple(refused)
+        except VerifyError as error:
+            refused.append(f"{config}: {error}")
+    return None, tuple(refused)

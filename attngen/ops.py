@@ -25,13 +25,13 @@ from attngen.errors import EmulationWarning, GradientError, PassError, Signature
 from attngen.evaluate import evaluate
 from attngen.execute import backward_target, empty_like_rows, run, target_for
 from attngen.expr import variables
-from attngen.gradient import GradientPlan, backward_for, backward_signature
+from attngen.gradient import GradientPlan, backward_for, backward_signature, rows_are_vectors
 from attngen.kernel import Kernel, kernel_for
 from attngen.plan import Plan, plan
 from attngen.progress import Progress
 from attngen.signature import VECTOR_BYTES, Shapes, Signature, check_tensors, signature_of
 from attngen.spec import Normalizer, Variant
-from attngen.target import Target
+from attngen.target import Feature, Target
 from attngen.trace import ShapeRule
 
 EMULATED_PER_SECOND = 400e6  # multiply-adds of the emulator on one core, measured at head dims 64 and 128
@@ -299,6 +299,10 @@ def _backward(
     same_bits = torch.are_deterministic_algorithms_enabled()
     if dout is None:
         dout = q.new_zeros(()).expand(out.shape)
+    if not rows_are_vectors(dout) and signature_of(q, k, v).alignment == VECTOR_BYTES:
+        serving = known.target or target_for(known.variant, signature_of(q, k, v), q.device)
+        if serving.has(Feature.WGMMA):  # a copy costs a fraction of what kernels without the copy engine do
+            dout = dout.clone(memory_format=torch.contiguous_format)
     given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, **({} if dlse is None else {"dlse": dlse})}
     call: tuple[object, ...] = (key, scale, *needed, dlse is None, same_bits)
     if q.is_cuda:  # what the plan depends on, and what its checks looked at

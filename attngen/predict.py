@@ -83,7 +83,16 @@ def predict(kernel: Kernel) -> Counts | None:
     total = _Tally()
     for role in kernel.roles:
         _count_role(total, kernel, role)
+    if _of_positions(kernel):
+        return {name: b if name in (WGMMA, MMA) else at_most(b.most) for name, b in total.counts.items()}
     return total.counts
+
+
+def _of_positions(kernel: Kernel) -> bool:
+    """Scores that no product makes: they may be the same in all rows, and what is made of them is shared."""
+    steps = [op for role in kernel.roles for op, *_ in written(role)]
+    products = {op.d.name for op in steps if isinstance(op, o.Wgmma | o.MmaSync)}
+    return any(isinstance(op, o.Reduce) and op.src.name not in products for op in steps)
 
 
 @dataclass

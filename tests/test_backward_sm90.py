@@ -19,15 +19,17 @@ from attngen import backward_pipeline, causal, gradient, ops, softcap
 from attngen.backward_pipeline import Asked, choices, derive_backward
 from attngen.config import HopperSumsConfig
 from attngen.emulator import Mode
-from attngen.errors import EmulatorError, GradientError, SignatureError, VerifyError
+from attngen.errors import EmulatorError, GradientError, MissingToolError, SignatureError, VerifyError
 from attngen.gradient import BackwardKernel
 from attngen.gradient_trial import GradientTrial
 from attngen.ir.mutate import mutants
 from attngen.ir.ops import RedFrag
 from attngen.ir.schedule import Schedule, VerifiedSchedule, ops_of
 from attngen.ir.verify import verify
+from attngen.kernel import kernel_for, settled
 from attngen.lower import lower
 from attngen.runtime.load import runs_on
+from attngen.runtime.nvrtc import find_nvrtc
 from attngen.signature import IoType, Signature, signature_of
 from attngen.spec import Attention
 from attngen.target import SM80, SM90
@@ -412,6 +414,21 @@ def test_code_that_does_not_fit_the_instruction_cache_is_not_chosen(monkeypatch:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_a_gradient_of_any_strides_keeps_the_copy_engine(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a sum has stride 0: it is copied, as kernels without the engine take longer than a copy."""
+    used: list[Any] = []
+    real = ops.backward_for
+    monkeypatch.setattr(ops, "backward_for", lambda *asked: used.append(asked[2]) or real(*asked))
+    leaves = [t.to(device).requires_grad_() for t in qkv(h=2, hkv=1, sq=70, sk=90, d=64)]
+    out = attngen.attention(*leaves, mask=causal(), target="sm90")
+    of_sum = torch.autograd.grad(out.sum(), leaves, retain_graph=True)
+    plain = torch.autograd.grad(out, leaves, torch.ones_like(out))
+    assert used == [SM90, SM90]
+    assert all(torch.equal(a, b) for a, b in zip(of_sum[1:], plain[1:], strict=True))
+    assert torch.allclose(of_sum[0], plain[0], rtol=2**-7, atol=1e-3)  # its parts are added in any order
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_scores_of_positions_alone(device: str) -> None:
     """No product of q and k: the kernel reads no tile of its own, and gradients of q and k are zeros."""
     q, k, v = (x.to(device).requires_grad_() for x in qkv(h=2, hkv=1, sq=130, sk=193, d=16))
@@ -421,3 +438,14 @@ def test_scores_of_positions_alone(device: str) -> None:
     want = torch.outer(weights, 2 * out.detach()[0].double().sum((0, 1)))
     assert not q.grad.any() and not k.grad.any()
     assert torch.allclose(v.grad[0, 0].double(), want, rtol=2e-2, atol=2e-3)
+
+
+def test_scores_of_positions_alone_pass_the_gate() -> None:
+    """Their maxima are the same in all rows, and the compiler shares them."""
+    try:
+        find_nvrtc()
+    except MissingToolError as error:
+        pytest.skip(str(error))
+    spec = Attention(score=lambda s, b, h, i, j: 0.02 * j)
+    kernel = settled(kernel_for(spec.variant, Signature(IoType.BF16, 16, 16), SM90), "sm_90a")
+    assert kernel.artifact("sm_90a").resources["attn_fwd"].spill_store_bytes == 0
