@@ -40,6 +40,7 @@ from attngen.signature import ELEMENT_BYTES, VECTOR_BYTES, Signature
 from attngen.spec import Normalizer, Variant
 from attngen.target import Feature, Target
 
+NARROW = 32  # columns: a narrower product of warpgroups waits for its left operand more than it computes
 ROW_SIZES = ("batch", "heads", "seqlen_q")
 NAMES = {Axis.N: KEY_KERNEL, Axis.M: "attn_bwd_queries"}
 
@@ -96,15 +97,18 @@ def candidates_sums(
 
 def parts_of(graph: Graph, variant: Variant, signature: Signature, target: Target, same_bits: bool) -> Parts:
     """One kernel for everything where its parts may be added in any order; sums over queries in one kernel where their
-    accumulators fit, else in one each."""
+    accumulators fit beside tiles of some width, else in one each."""
+
+    def fit(parts: Parts) -> bool:
+        found = [candidates_sums(o, variant, signature, target) for o in parts.owned]
+        return all(f and (isinstance(f[0], Config) or f[0].block_n >= NARROW) for f in found)
+
     if not same_bits and can_shed(graph):
         parts = partition(graph, shed=True)
-        if all(candidates_sums(o, variant, signature, target) for o in parts.owned):
+        if fit(parts):
             return parts
     parts = partition(graph)
-    if all(candidates_sums(o, variant, signature, target) for o in parts.owned):
-        return parts
-    return partition(graph, apart=True)
+    return parts if fit(parts) else partition(graph, apart=True)
 
 
 def named(parts: Parts) -> Iterator[tuple[str, Owned]]:

@@ -132,7 +132,8 @@ class HopperSumsConfig:
     split: the weights are made in two maps, each behind the product that it needs, and what the first knows is kept in
     16 bits; else both tiles of scores are held until one map makes all. turns: as in HopperConfig. unroll: the loop is
     written out for two slots, whose addresses are then numbers. merged: the role that adds parts up in memory issues
-    the copies, too; there is no loading role, and the others have its registers."""
+    the copies, too; there is no loading role, and the others have its registers. short: streamed tiles that no product
+    of the next step reads have one slot less."""
 
     warpgroups: int
     block_n: int
@@ -141,6 +142,7 @@ class HopperSumsConfig:
     turns: bool = False
     unroll: bool = False
     merged: bool = False
+    short: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.warpgroups <= 4:
@@ -156,6 +158,10 @@ class HopperSumsConfig:
         if self.unroll and self.merged:
             raise SignatureError("unroll=True with merged=True: copies of a later tile need a slot of their own")
 
+        if self.short and (self.slots == 1 or self.merged):
+            raise SignatureError(f"short=True with slots={self.slots}, merged={self.merged}: allowed with two slots or "
+                                 "more, and with a loading role")  # fmt: skip
+
     @property
     def block_m(self) -> int:
         return 64 * self.warpgroups
@@ -170,7 +176,7 @@ class HopperSumsConfig:
 
     def __str__(self) -> str:
         tiles = f"m{self.block_m}n{self.block_n}g{self.warpgroups} s{self.slots}"
-        flags = "".join(f" {name}" for name in ("turns", "unroll", "merged") if getattr(self, name))
+        flags = "".join(f" {name}" for name in ("turns", "unroll", "merged", "short") if getattr(self, name))
         return f"{tiles} {'split' if self.split else 'joint'}{flags}"
 
 

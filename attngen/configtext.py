@@ -15,7 +15,7 @@ _HOPPER = re.compile(
 )
 _HOPPER_SUMS = re.compile(
     r"m(?P<m>\d+)n(?P<n>\d+)g(?P<groups>\d+)(?: ?s(?P<slots>\d+))? (?P<maps>split|joint)(?P<turns> turns)?"
-    r"(?P<unroll> unroll)?(?P<merged> merged)?"
+    r"(?P<unroll> unroll)?(?P<merged> merged)?(?P<short> short)?"
 )
 
 
@@ -58,7 +58,7 @@ def parse_sums(text: str, argument: str = "config") -> SumsConfig:
     `m128n32w4 s2 ctas2`: rows of the axis that it owns, rows of a streamed tile, warps, stages, CTAs an SM.
     `m128n128g2 s2 split turns unroll`: warpgroups and slots; weights in two maps (`split`) or in one (`joint`);
     turns on the tensor cores, a loop that is written out; `merged` where the role that adds parts up in memory issues
-    the copies."""
+    the copies; `short` where tiles that one step alone reads have a slot less."""
     words = " ".join(text.split())
     if found := _CONFIG.fullmatch(words):
         return Config(*(int(x) if x else 1 for x in found.groups()))
@@ -66,6 +66,7 @@ def parse_sums(text: str, argument: str = "config") -> SumsConfig:
         config = HopperSumsConfig(
             int(found["groups"]), int(found["n"]), int(found["slots"] or 2), found["maps"] == "split",
             found["turns"] is not None, found["unroll"] is not None, found["merged"] is not None,
+            found["short"] is not None,
         )  # fmt: skip
         _check_rows(text, found, argument, config)
         return config

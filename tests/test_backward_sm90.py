@@ -423,7 +423,7 @@ def test_a_gradient_of_any_strides_keeps_the_copy_engine(device: str, monkeypatc
     out = attngen.attention(*leaves, mask=causal(), target="sm90")
     of_sum = torch.autograd.grad(out.sum(), leaves, retain_graph=True)
     plain = torch.autograd.grad(out, leaves, torch.ones_like(out))
-    assert used == [SM90, SM90]
+    assert set(used) == {SM90}
     assert all(torch.equal(a, b) for a, b in zip(of_sum[1:], plain[1:], strict=True))
     assert torch.allclose(of_sum[0], plain[0], rtol=2**-7, atol=1e-3)  # its parts are added in any order
 

@@ -19,16 +19,25 @@ Rules, in this order:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from attngen.config import HopperSumsConfig
 from attngen.errors import PassError
 from attngen.ir.graph import Axis, Contract, Input
+from attngen.ir.program import LoadTile, LoadVector
 from attngen.layout import Fragment, Swizzle, blocks
 from attngen.passes.choose import padded
 from attngen.passes.choose_sums import products
-from attngen.passes.hopper.stage_sums import ADDRESSES, BARRIERS, SLAB, STAGED, role_registers, shared_accumulators
+from attngen.passes.hopper.stage_sums import (
+    ADDRESSES,
+    BARRIERS,
+    SLAB,
+    STAGED,
+    SumStager,
+    role_registers,
+    shared_accumulators,
+)  # fmt: skip
 from attngen.passes.partition import Owned
 from attngen.passes.place import place
 from attngen.passes.sum_names import KEY_KERNEL
@@ -40,7 +49,6 @@ from attngen.target import Target
 
 WIDTHS = (128, 112, 96, 80, 64, 48, 32, 16)
 SLOTS = (3, 2)
-VECTORS = 3  # row values of 4 bytes a streamed row: lse, delta, and one of the user's
 ITEMSIZE = 2
 TURN_REGS = 16  # that turns may cost
 
@@ -49,14 +57,28 @@ def slabbed(cols: int) -> int:
     return -(-cols // SLAB) * SLAB
 
 
-def operands(owned: Owned, variant: Variant, signature: Signature, split: bool) -> int | None:
-    """Values of 16 bits that a step holds; None where the weights do not split."""
+@dataclass(frozen=True)
+class Step:
+    """`operands`: values of 16 bits that a step holds. `brief`: columns of streamed tiles that it alone reads.
+    `vectors`: row values of 4 bytes a streamed row."""
+
+    operands: int
+    brief: int
+    vectors: int
+
+
+def step_of(owned: Owned, variant: Variant, signature: Signature, target: Target, split: bool) -> Step | None:
+    """None where the weights do not split."""
     try:
         program = place(tile_sums(owned, KEY_KERNEL, variant, signature, HopperSumsConfig(1, 64, 2, split, False)),
                         Swizzle.B128)  # fmt: skip
     except PassError:
         return None
-    return sum(v.fragment is Fragment.OPA for v in program.values)
+    kept = SumStager(program, target).kept()
+    tiles = (program.value(op.dst.name) for op in program.loop.body if isinstance(op, LoadTile))
+    brief = (slabbed(v.cols) for v in tiles if v is not None and v.name not in kept)
+    vectors = sum(isinstance(op, LoadVector) for op in program.loop.body)
+    return Step(sum(v.fragment is Fragment.OPA for v in program.values), sum(brief), vectors)
 
 
 def candidates_sums(
@@ -65,17 +87,17 @@ def candidates_sums(
     """Legal configurations, best first; none where no shape fits registers and shared memory."""
     found: list[HopperSumsConfig] = []
     for split in (True, False):
-        held = operands(owned, variant, signature, split)
+        held = step_of(owned, variant, signature, target, split)
         if held is None or (split and products(owned) == 1):
             continue
         step = SLAB if owned.shed() else 16
         for groups in (3, 2) if owned.shed() else (2, 1):
             for block_n in (w for w in WIDTHS if w % step == 0):
                 shape = HopperSumsConfig(groups, block_n, 2, split, merged=groups == 3)
-                left = spare(owned, signature, target, shape, held)
+                left = spare(owned, signature, target, shape, held.operands)
                 if left > 0:
                     made = ways(shape, bool(owned.shed()), left)
-                    found += (c for c in made if smem(owned, signature, c) <= target.smem_per_cta)
+                    found += (c for c in made if smem(owned, signature, c, held) <= target.smem_per_cta)
     return tuple(found)
 
 
@@ -89,6 +111,7 @@ def ways(shape: HopperSumsConfig, shed: bool, left: int) -> Iterator[HopperSumsC
     turns = (False, True) if left < TURN_REGS else (True, False)
     written: list[dict[str, Any]] = [{"slots": 2, "turns": t, "unroll": True} for t in turns]
     kept: list[dict[str, Any]] = [{"slots": n, "turns": t} for t in (turns if shed else (False, True)) for n in SLOTS]
+    kept += [{"slots": 2, "turns": t, "short": True} for t in (False, True)]
     for way in [*written, *kept] if shed else [*kept, *written]:
         if shape.warpgroups > 1 or not way["turns"]:
             yield replace(shape, **way)
@@ -116,11 +139,12 @@ def spare(owned: Owned, signature: Signature, target: Target, config: HopperSums
     return math - (ADDRESSES + sum(sums) // 2 + scores + held * config.block_n // 4)
 
 
-def smem(owned: Owned, signature: Signature, config: HopperSumsConfig) -> int:
+def smem(owned: Owned, signature: Signature, config: HopperSumsConfig, step: Step) -> int:
     """Bytes of tiles, with the least that an output leaves through: a slab of 64 columns, or all where those of an
     output are no whole slabs."""
     own, stream, sums, parts = sizes(owned, signature)
     n, rows, out = config.block_n, config.block_m, slabbed(max(sums)) if any(w % SLAB for w in sums) else SLAB
     tiles = rows * sum(map(slabbed, own)) + n * config.slots * sum(map(slabbed, stream)) + rows * out
     tiles += STAGED * rows * slabbed(n) if parts else 0
-    return ITEMSIZE * tiles + 4 * VECTORS * n * config.slots + BARRIERS
+    tiles -= n * step.brief if config.short else 0
+    return ITEMSIZE * tiles + 4 * step.vectors * n * config.slots + BARRIERS

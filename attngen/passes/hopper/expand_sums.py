@@ -13,8 +13,8 @@ import math
 from collections.abc import Iterator
 
 from attngen.expr import DType, Expr, Op, add, const, make, var
-from attngen.ir.ops import Ref, Scope, Stmt
-from attngen.ir.schedule import Block, Kernel, Role, Tiles
+from attngen.ir.ops import Ref, Scope, Stmt, TmaLoad
+from attngen.ir.schedule import Block, Kernel, Role, Tiles, steps_of
 from attngen.passes.hopper.expand import indexed
 from attngen.passes.hopper.stage import T
 from attngen.passes.hopper.synchronize_sums import ahead, behind
@@ -68,6 +68,8 @@ def _role(role: Role, slots: dict[str, int], unroll: bool) -> Role:
 
 
 def expand_sums(kernel: Kernel, unroll: bool) -> Kernel:
-    slots = {r.name: r.slots for r in kernel.rings if r.slots > 1}
-    slots |= {name: r.slots for r in kernel.rings if r.slots > 1 for name in r.buffers}
+    copied = {op.bar.name.partition(".")[0] for r in kernel.roles for op in steps_of(r)
+              if isinstance(op, TmaLoad) and op.bar.index}  # fmt: skip
+    streamed = [r for r in kernel.rings if r.slots > 1 or r.name in copied]
+    slots = {r.name: r.slots for r in streamed} | {name: r.slots for r in streamed for name in r.buffers}
     return dataclasses.replace(kernel, roles=tuple(_role(r, slots, unroll) for r in kernel.roles))

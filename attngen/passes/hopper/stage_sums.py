@@ -312,6 +312,10 @@ class SumStager:
                 made.append(dataclasses.replace(moved, at=substitute(moved.at, own)))
         return lets, made
 
+    def kept(self) -> set[str]:
+        """Streamed tiles that products of the next step read."""
+        return {op.b.name for op in self.late}
+
     # ---- the load role ---------------------------------------------------------------------------------------------
 
     def load_tiles(self) -> Tiles:
@@ -321,7 +325,7 @@ class SumStager:
         items = sorted(self.item_loads, key=lambda op: reads.index(op.dst.name))
         vectors = [op for op in self.loads if isinstance(op, LoadVector)]
         # vectors travel with a tile that is kept until the next step: a product hands both back
-        kept = {op.b.name for op in self.late}
+        kept = self.kept()
         carrier = next((op for op in tiles if op.dst.name in kept), None)
         ops: list[AnyOp] = []
         for n in range(max(len(tiles), len(items))):
@@ -370,6 +374,10 @@ class SumStager:
     def tiles(self) -> tuple[Buffer, ...]:
         """Tiles and vectors in shared memory, in as many slots as the configuration says."""
         slots = {op.dst.name: self.config.slots for op in self.loads}
+        if self.config.short:
+            kept = self.kept()
+            slots |= {op.dst.name: self.config.slots - 1 for op in self.loads
+                      if isinstance(op, LoadTile) and op.dst.name not in kept}  # fmt: skip
         slots |= {op.dst.name: STAGED for op in self.body if isinstance(op, StageTile)}
         return tuple(
             Buffer(name=v.name, elem=v.elem, layout=v.layout, slots=slots.get(v.name, 1))
