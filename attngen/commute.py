@@ -232,11 +232,30 @@ def handed_over_later(swap: Swap) -> bool:
     arrives, waits = swap.one, swap.two
     if not (isinstance(arrives, o.MbarArrive) and isinstance(waits, o.MbarWait) and waits.bar.name.endswith(".free")):
         return False
-    if not arrives.bar.name.endswith(".full"):
-        return False
+    if arrives.bar.name.endswith(".free"):
+        return given_back_later(swap, arrives, waits)
     if ring_of(swap, arrives) == ring_of(swap, waits):
         return arrives.bar.index != waits.bar.index
     return arrives.when is not None and arrives.when.op is ExprOp.EQ
+
+
+def given_back_later(swap: Swap, arrives: o.MbarArrive, waits: o.MbarWait) -> bool:
+    """A slot of what is copied, given back behind the wait for a slot that this role fills: with several of these, the
+    one waited for was filled a step before, and who frees it waits for no copy of a later step."""
+    name = ring_of(swap, waits)
+    several = any(r.name == name and r.slots > 1 for r in swap.kernel.rings)
+    fills = any(isinstance(s, o.MbarArrive) and s.bar.name == f"{name}.full" for s in steps_of(swap.role))
+    return several and fills and ring_of(swap, arrives) != name
+
+
+def copied_elsewhere(swap: Swap) -> bool:
+    """A copy of the engine beside a wait for products that touch no byte of it."""
+    return any(
+        isinstance(a, _ENGINE)
+        and isinstance(b, o.Retire)
+        and not shared_by(swap.kernel, a) & in_flight(swap.role, b.group)
+        for a, b in either(swap)
+    )
 
 
 def waits_for_other_data(swap: Swap) -> bool:
@@ -305,6 +324,7 @@ RULES: tuple[tuple[Rule, str], ...] = (
     (both(o.Leave, (o.Retire, o.Commit)), "the turn is for issuing products, and all are issued"),
     (beside_arithmetic(o.Leave), "the turn is for issuing products, and all are issued"),
     (waits_elsewhere, "no register of the products waited for is touched"),
+    (copied_elsewhere, "a copy to where the products waited for read nothing"),
     (both(o.MbarArrive, o.MbarArrive), "two slots are given back, in either order"),
     (beside_arithmetic(o.MbarArrive), "a slot is given back beside arithmetic on registers"),
     (both(o.MbarArrive, o.RedFrag), "a slot is given back beside an addition from registers to global memory"),

@@ -1006,7 +1006,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_queries(const __gr
     u32 rdS[32];
     float rdQ_sum[32];
     float u1[2];
-    float u9[2];
+    float u6[2];
     float factor[2];
     for (int round = 0; round < p.rounds; ++round) {
       int m, h, b, unused;
@@ -1032,7 +1032,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_queries(const __gr
           const int v0 = min_s32(i, u2);
           const float v1 = ld_f32(p.lse + (i64)b * p.lse_s0 + (i64)h * p.lse_s1 + (i64)v0);
           u1[ri] = (-(((v1 == -INF) ? 0.0f : v1) * 1.4426950408889634f));
-          u9[ri] = ld_f32(p.dot + (i64)b * p.dot_s0 + (i64)h * p.dot_s1 + (i64)v0);
+          u6[ri] = ld_f32(p.dot + (i64)b * p.dot_s0 + (i64)h * p.dot_s1 + (i64)v0);
         }
       }
       // P2 fill dst=rdQ_sum value={0.0}
@@ -1072,7 +1072,31 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_queries(const __gr
           }
         }
       }
-      // P11 map over=rS  # score causal
+      // P11 mbar_wait bar=V.full[0]
+      mbarrier_wait(148560u, (phase >> 4 & 1));
+      phase ^= 16u;
+      // P12 mbar_wait bar=dOut.full
+      mbarrier_wait(148544u, (phase >> 7 & 1));
+      phase ^= 128u;
+      // P13 open
+      wgmma_fence();
+      // P14 wgmma d=rdP a=sdOut[w] b=sV[0].T group=g_rdP zero
+      wgmma_m64n128k16_ss_bf16<0, 0>(rdP, 0x4000004000011c40ull + (u64)(w * 512), 0x4000004000010c40ull, 0);
+      wgmma_m64n128k16_ss_bf16<0, 0>(rdP, 0x4000004000011c42ull + (u64)(w * 512), 0x4000004000010c42ull, 1);
+      wgmma_m64n128k16_ss_bf16<0, 0>(rdP, 0x4000004000011c44ull + (u64)(w * 512), 0x4000004000010c44ull, 1);
+      wgmma_m64n128k16_ss_bf16<0, 0>(rdP, 0x4000004000011c46ull + (u64)(w * 512), 0x4000004000010c46ull, 1);
+      // P15 commit group=g_rdP
+      wgmma_commit();
+      // P16 retire group=g_rdP
+      wgmma_wait<0>();
+      hold(rdP);
+      // P17 mbar_arrive when={count == 1} bar=dOut.free
+      if ((count == 1)) {
+        if (lane == 0) mbarrier_arrive(148552u);
+      }
+      // P18 mbar_arrive bar=V.free[0]
+      if (lane == 0) mbarrier_arrive(148584u);
+      // P19 map over=rdP  # score causal
       {
         bool u3[2];
         int u5[2];
@@ -1092,57 +1116,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_queries(const __gr
             _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
               const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
               const int j = j0 + 8 * ci + ei;
-              packed[ei] = ((u3[ei] && (j <= u5[ri])) ? unpack_bf16x2(rdS[ri / 2 * 32 + 2 * ci + ri % 2], ei) : 0.0f);
-            }
-            rdS[ri / 2 * 32 + 2 * ci + ri % 2] = pack_bf16x2(packed[0], packed[1]);
-          }
-        }
-      }
-      // P12 mbar_wait bar=V.full[0]
-      mbarrier_wait(148560u, (phase >> 4 & 1));
-      phase ^= 16u;
-      // P13 mbar_wait bar=dOut.full
-      mbarrier_wait(148544u, (phase >> 7 & 1));
-      phase ^= 128u;
-      // P14 open
-      wgmma_fence();
-      // P15 wgmma d=rdP a=sdOut[w] b=sV[0].T group=g_rdP zero
-      wgmma_m64n128k16_ss_bf16<0, 0>(rdP, 0x4000004000011c40ull + (u64)(w * 512), 0x4000004000010c40ull, 0);
-      wgmma_m64n128k16_ss_bf16<0, 0>(rdP, 0x4000004000011c42ull + (u64)(w * 512), 0x4000004000010c42ull, 1);
-      wgmma_m64n128k16_ss_bf16<0, 0>(rdP, 0x4000004000011c44ull + (u64)(w * 512), 0x4000004000010c44ull, 1);
-      wgmma_m64n128k16_ss_bf16<0, 0>(rdP, 0x4000004000011c46ull + (u64)(w * 512), 0x4000004000010c46ull, 1);
-      // P16 commit group=g_rdP
-      wgmma_commit();
-      // P17 retire group=g_rdP
-      wgmma_wait<0>();
-      hold(rdP);
-      // P18 mbar_arrive when={count == 1} bar=dOut.free
-      if ((count == 1)) {
-        if (lane == 0) mbarrier_arrive(148552u);
-      }
-      // P19 mbar_arrive bar=V.free[0]
-      if (lane == 0) mbarrier_arrive(148584u);
-      // P20 map over=rdP  # score causal
-      {
-        bool u6[2];
-        int u7[2];
-        float packed[2];
-        const int i0 = m * 128 + w * 64 + warp * 16 + lane / 4;
-        const int j0 = n * 128 + 2 * quad;
-        _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
-          const int i = i0 + 8 * ri;
-          u7[ri] = (i + u4);
-        }
-        _Pragma("unroll") for (int ci = 0; ci < 16; ++ci) {
-          _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
-            const int j = j0 + 8 * ci + ei;
-            u6[ei] = (j < p.seqlen_k);
-          }
-          _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
-            _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
-              const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
-              const int j = j0 + 8 * ci + ei;
-              packed[ei] = ((u6[ei] && (j <= u7[ri])) ? ((rdP[at] - u9[ri]) * unpack_bf16x2(rdS[ri / 2 * 32 + 2 * ci + ri % 2], ei)) : 0.0f);
+              packed[ei] = ((u3[ei] && (j <= u5[ri])) ? ((rdP[at] - u6[ri]) * unpack_bf16x2(rdS[ri / 2 * 32 + 2 * ci + ri % 2], ei)) : 0.0f);
             }
             rdS[ri / 2 * 32 + 2 * ci + ri % 2] = pack_bf16x2(packed[0], packed[1]);
           }
@@ -1201,8 +1175,29 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_queries(const __gr
             }
           }
         }
+        // S10 mbar_wait bar=V.full[slot3]
+        mbarrier_wait(148560u + 8 * slot3, (phase >> (4 + slot3) & 1));
+        phase ^= 1u << (4 + slot3);
+        // S11 open
+        wgmma_fence();
+        // S12 wgmma d=rdP a=sdOut[w] b=sV[slot3].T group=g_rdP zero
+        wgmma_m64n128k16_ss_bf16<0, 0>(rdP, 0x4000004000011c40ull + (u64)(w * 512), 0x4000004000010c40ull + (u64)(slot3 * 1024), 0);
+        wgmma_m64n128k16_ss_bf16<0, 0>(rdP, 0x4000004000011c42ull + (u64)(w * 512), 0x4000004000010c42ull + (u64)(slot3 * 1024), 1);
+        wgmma_m64n128k16_ss_bf16<0, 0>(rdP, 0x4000004000011c44ull + (u64)(w * 512), 0x4000004000010c44ull + (u64)(slot3 * 1024), 1);
+        wgmma_m64n128k16_ss_bf16<0, 0>(rdP, 0x4000004000011c46ull + (u64)(w * 512), 0x4000004000010c46ull + (u64)(slot3 * 1024), 1);
+        // S13 commit group=g_rdP
+        wgmma_commit();
+        // S14 retire group=g_rdP
+        wgmma_wait<0>();
+        hold(rdP);
+        // S15 mbar_arrive when={t == count - 1} bar=dOut.free
+        if ((t == (count - 1))) {
+          if (lane == 0) mbarrier_arrive(148552u);
+        }
+        // S16 mbar_arrive bar=V.free[slot3]
+        if (lane == 0) mbarrier_arrive(148584u + 8 * slot3);
         if (t < end0) {
-          // S10 map only=masked over=rS  # score causal
+          // S17 map only=masked over=rdP  # score causal
           {
             const int m_now = (int)opaque_u32(m);
             const int t_now = (int)opaque_u32(t);
@@ -1228,62 +1223,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_queries(const __gr
                 _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                   const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
                   const int j = j0 + 8 * ci + ei;
-                  packed[ei] = ((u3[ei] && (j <= u5[ri])) ? unpack_bf16x2(rdS[ri / 2 * 32 + 2 * ci + ri % 2], ei) : 0.0f);
-                }
-                rdS[ri / 2 * 32 + 2 * ci + ri % 2] = pack_bf16x2(packed[0], packed[1]);
-              }
-            }
-          }
-        }
-        // S11 mbar_wait bar=V.full[slot3]
-        mbarrier_wait(148560u + 8 * slot3, (phase >> (4 + slot3) & 1));
-        phase ^= 1u << (4 + slot3);
-        // S12 open
-        wgmma_fence();
-        // S13 wgmma d=rdP a=sdOut[w] b=sV[slot3].T group=g_rdP zero
-        wgmma_m64n128k16_ss_bf16<0, 0>(rdP, 0x4000004000011c40ull + (u64)(w * 512), 0x4000004000010c40ull + (u64)(slot3 * 1024), 0);
-        wgmma_m64n128k16_ss_bf16<0, 0>(rdP, 0x4000004000011c42ull + (u64)(w * 512), 0x4000004000010c42ull + (u64)(slot3 * 1024), 1);
-        wgmma_m64n128k16_ss_bf16<0, 0>(rdP, 0x4000004000011c44ull + (u64)(w * 512), 0x4000004000010c44ull + (u64)(slot3 * 1024), 1);
-        wgmma_m64n128k16_ss_bf16<0, 0>(rdP, 0x4000004000011c46ull + (u64)(w * 512), 0x4000004000010c46ull + (u64)(slot3 * 1024), 1);
-        // S14 commit group=g_rdP
-        wgmma_commit();
-        // S15 retire group=g_rdP
-        wgmma_wait<0>();
-        hold(rdP);
-        // S16 mbar_arrive when={t == count - 1} bar=dOut.free
-        if ((t == (count - 1))) {
-          if (lane == 0) mbarrier_arrive(148552u);
-        }
-        // S17 mbar_arrive bar=V.free[slot3]
-        if (lane == 0) mbarrier_arrive(148584u + 8 * slot3);
-        if (t < end0) {
-          // S18 map only=masked over=rdP  # score causal
-          {
-            const int m_now = (int)opaque_u32(m);
-            const int t_now = (int)opaque_u32(t);
-            const int i_hi = (min_s32(((m_now * 128) + 128), p.seqlen_q) - 1);
-            const int n_hi = max_s32(min_s32(((((i_hi + p.seqlen_k) - p.seqlen_q) >> 7) + 1), ((p.seqlen_k + 127) >> 7)), 1);
-            const int u4 = (p.seqlen_k - p.seqlen_q);
-            const int n = ((n_hi - 1) - t_now);
-            bool u6[2];
-            int u7[2];
-            float packed[2];
-            const int i0 = m_now * 128 + w * 64 + warp * 16 + lane / 4;
-            const int j0 = n * 128 + 2 * quad;
-            _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
-              const int i = i0 + 8 * ri;
-              u7[ri] = (i + u4);
-            }
-            _Pragma("unroll") for (int ci = 0; ci < 16; ++ci) {
-              _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
-                const int j = j0 + 8 * ci + ei;
-                u6[ei] = (j < p.seqlen_k);
-              }
-              _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
-                _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
-                  const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
-                  const int j = j0 + 8 * ci + ei;
-                  packed[ei] = ((u6[ei] && (j <= u7[ri])) ? ((rdP[at] - u9[ri]) * unpack_bf16x2(rdS[ri / 2 * 32 + 2 * ci + ri % 2], ei)) : 0.0f);
+                  packed[ei] = ((u3[ei] && (j <= u5[ri])) ? ((rdP[at] - u6[ri]) * unpack_bf16x2(rdS[ri / 2 * 32 + 2 * ci + ri % 2], ei)) : 0.0f);
                 }
                 rdS[ri / 2 * 32 + 2 * ci + ri % 2] = pack_bf16x2(packed[0], packed[1]);
               }
@@ -1291,14 +1231,14 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_bwd_queries(const __gr
           }
         }
         if (t >= end0) {
-          // S19 map only=full over=rdP  # score causal
+          // S18 map only=full over=rdP  # score causal
           {
             float packed[2];
             _Pragma("unroll") for (int ci = 0; ci < 16; ++ci) {
               _Pragma("unroll") for (int ri = 0; ri < 2; ++ri) {
                 _Pragma("unroll") for (int ei = 0; ei < 2; ++ei) {
                   const int at = (ri / 2 * 16 + ci) * 4 + ri % 2 * 2 + ei;
-                  packed[ei] = ((rdP[at] - u9[ri]) * unpack_bf16x2(rdS[ri / 2 * 32 + 2 * ci + ri % 2], ei));
+                  packed[ei] = ((rdP[at] - u6[ri]) * unpack_bf16x2(rdS[ri / 2 * 32 + 2 * ci + ri % 2], ei));
                 }
                 rdS[ri / 2 * 32 + 2 * ci + ri % 2] = pack_bf16x2(packed[0], packed[1]);
               }

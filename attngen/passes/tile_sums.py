@@ -340,14 +340,16 @@ class _Tiler:
             if start is not None:
                 target = Target(op.d.name, make(Op.NEG, start))
                 yield MapOp(id="", over=op.d, copies=self.shared(target), body=self.scopes.split(target))
-        if later:
-            kept = tuple(replace(t, value=var(t.name, DType.F32)) for t in parts.early)
-            yield self.map(first.d, kept, masked=True, only=TileClass.MASKED.value)
-        yield from (replace(op, zero=op.d.name not in parts.start) for op in others)
         early = {t.name for t in parts.early}
         sums = [(op, own_name(self.left(node))) for op, (_, node) in
                 zip(self.sum_products(parts), self.owned.sums(), strict=True)]  # fmt: skip
         ready = [op for op, name in sums if name in early and name not in parts.place]
+        # the rest are factors of what the other map selects
+        operands = tuple(t for t in parts.early if any(op.a.name == t.name for op in ready))
+        if later and operands:
+            kept = tuple(replace(t, value=var(t.name, DType.F32)) for t in operands)
+            yield self.map(first.d, kept, masked=True, only=TileClass.MASKED.value)
+        yield from (replace(op, zero=op.d.name not in parts.start) for op in others)
         yield from ready
         yield from self.maps(others[-1].d, parts.late)
         yield from self.staged(parts)
