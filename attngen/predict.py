@@ -92,7 +92,7 @@ def _of_positions(kernel: Kernel) -> bool:
     """Scores that no product makes: they may be the same in all rows, and what is made of them is shared."""
     steps = [op for role in kernel.roles for op, *_ in written(role)]
     products = {op.d.name for op in steps if isinstance(op, o.Wgmma | o.MmaSync)}
-    return any(isinstance(op, o.Reduce) and op.src.name not in products for op in steps)
+    return any(isinstance(op, o.Map) and op.over.name not in products for op in steps)
 
 
 @dataclass

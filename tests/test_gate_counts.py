@@ -52,13 +52,17 @@ def test_the_machine_code_has_what_the_schedule_has(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_predictions_are_tight(name: str) -> None:
     """Products, conversions and maxima are one number each; only divisions of integers, maps whose items are worked out
-    afresh, and loops that the compiler unrolls in part leave it a choice."""
+    afresh, loops that the compiler unrolls in part, and packed weights that a mask takes back leave it a choice."""
     whole = schedule(name)
+    taken_back = whole.target == "sm90" and "backward" in name
     for symbol, counts in predicted(whole).items():
         products = {kind_of(type(op)) for k in whole.kernels if k.name == symbol for _, op in ops_of(k)}
         assert (counts[WGMMA].most > 0) == (kind_of(Wgmma) in products)
         assert (counts[MMA].most > 0) == (kind_of(MmaSync) in products)
-        exact = (WGMMA, PACK) if whole.target == "sm80" or "backward" in name else (WGMMA, MMA, SPECIAL, PACK, MAXIMUM)
+        exact = (WGMMA, PACK) if whole.target == "sm80" else (WGMMA, MMA, SPECIAL, PACK, MAXIMUM)
+        if taken_back:
+            exact = (WGMMA, MMA, MAXIMUM)
+            assert counts[PACK].least * 2 >= counts[PACK].most
         assert all(counts[x].least == counts[x].most for x in exact), {k: str(v) for k, v in counts.items()}
         assert counts[SPECIAL].most - counts[SPECIAL].least <= 8
 
