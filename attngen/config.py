@@ -124,6 +124,9 @@ class HopperConfig:
         return f"{tiles} {self.policy.value} order {order}{' turns' if self.turns else ''}"
 
 
+SUMS_FLAGS = ("turns", "unroll", "merged", "short")  # of a HopperSumsConfig, as its text has them
+
+
 @dataclass(frozen=True)
 class HopperSumsConfig:
     """Of a kernel of plain sums (gradients) for targets with warpgroup products: `warpgroups` of 64 owned rows each,
@@ -149,18 +152,16 @@ class HopperSumsConfig:
             raise SignatureError(f"warpgroups={self.warpgroups}: allowed are 1 to 4")
         if self.block_n % 16 or not 16 <= self.block_n <= 256:
             raise SignatureError(f"block_n={self.block_n}: allowed are multiples of 16 from 16 to 256")
-        if not 1 <= self.slots <= 8:
-            raise SignatureError(f"slots={self.slots}: allowed are 1 to 8")
+        if not 2 <= self.slots <= 8:
+            raise SignatureError(f"slots={self.slots}: allowed are 2 to 8; a step reads a tile while the next arrives")
         if self.turns and self.warpgroups == 1:
             raise SignatureError("turns=True with warpgroups=1: one takes no turns; give turns=False, or more of them")
         if self.unroll and self.slots != 2:
             raise SignatureError(f"unroll=True with slots={self.slots}: a loop is unrolled for slots=2")
         if self.unroll and self.merged:
             raise SignatureError("unroll=True with merged=True: copies of a later tile need a slot of their own")
-
-        if self.short and (self.slots == 1 or self.merged):
-            raise SignatureError(f"short=True with slots={self.slots}, merged={self.merged}: allowed with two slots or "
-                                 "more, and with a loading role")  # fmt: skip
+        if self.short and self.merged:
+            raise SignatureError("short=True with merged=True: allowed with a loading role alone; give merged=False")
 
     @property
     def block_m(self) -> int:
@@ -176,7 +177,7 @@ class HopperSumsConfig:
 
     def __str__(self) -> str:
         tiles = f"m{self.block_m}n{self.block_n}g{self.warpgroups} s{self.slots}"
-        flags = "".join(f" {name}" for name in ("turns", "unroll", "merged", "short") if getattr(self, name))
+        flags = "".join(f" {name}" for name in SUMS_FLAGS if getattr(self, name))
         return f"{tiles} {'split' if self.split else 'joint'}{flags}"
 
 

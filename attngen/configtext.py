@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from attngen.config import AnyConfig, Config, FoldPolicy, HopperConfig, HopperSumsConfig, SumsConfig
+from attngen.config import SUMS_FLAGS, AnyConfig, Config, FoldPolicy, HopperConfig, HopperSumsConfig, SumsConfig
 from attngen.errors import SpecError
 
 _CONFIG = re.compile(r"m(\d+)n(\d+)w(\d+)(?: ?s(\d+))?(?: ?c(?:tas)?(\d+))?")
@@ -14,8 +14,8 @@ _HOPPER = re.compile(
     rf"(?: (?P<policy>{'|'.join(p.value for p in FoldPolicy)}))?(?: order (?P<order>(?:\d\+?)+))?(?P<turns> turns)?"
 )
 _HOPPER_SUMS = re.compile(
-    r"m(?P<m>\d+)n(?P<n>\d+)g(?P<groups>\d+)(?: ?s(?P<slots>\d+))? (?P<maps>split|joint)(?P<turns> turns)?"
-    r"(?P<unroll> unroll)?(?P<merged> merged)?(?P<short> short)?"
+    r"m(?P<m>\d+)n(?P<n>\d+)g(?P<groups>\d+)(?: ?s(?P<slots>\d+))? (?P<maps>split|joint)"
+    rf"(?P<flags>(?: (?:{'|'.join(SUMS_FLAGS)}))*)"
 )
 
 
@@ -65,14 +65,14 @@ def parse_sums(text: str, argument: str = "config") -> SumsConfig:
     if found := _HOPPER_SUMS.fullmatch(words):
         config = HopperSumsConfig(
             int(found["groups"]), int(found["n"]), int(found["slots"] or 2), found["maps"] == "split",
-            found["turns"] is not None, found["unroll"] is not None, found["merged"] is not None,
-            found["short"] is not None,
+            **dict.fromkeys(found["flags"].split(), True),
         )  # fmt: skip
         _check_rows(text, found, argument, config)
         return config
     raise SpecError(
         f"{argument}: {text!r} is not understood for gradients. Allowed: as `kernel.backward().explain()` prints one, "
-        "'m128n32w4 s2 ctas2' or 'm128n64g2 s2 split turns unroll' (split or joint; merged behind it)"
+        "'m128n32w4 s2 ctas2' or 'm128n64g2 s2 split turns unroll' (split or joint; then any "
+        f"of {', '.join(SUMS_FLAGS)})"
     )
 
 

@@ -70,6 +70,11 @@ class Generated:
         """What the build gate counts in the machine code, by symbol."""
         return predicted(self.schedule)
 
+    @property
+    def spilled(self) -> float:
+        """The share of a hot loop's instructions that may touch local memory."""
+        return 0.0
+
     def artifact(self, arch: str | None = None) -> Artifact:
         """The cubin for `arch` (default: the target's first), past the build gate.
 
@@ -77,7 +82,7 @@ class Generated:
         arch = arch or self.target.archs[0]
         if arch not in self._artifacts:
             artifact = compile_cached(self.source.text, arch=arch, symbols=self.symbols)
-            report = check(artifact, expected=self.expected)
+            report = check(artifact, expected=self.expected, spilled=self.spilled)
             if not report.ok:
                 raise CompileError(f"the build gate refused {self.schedule.name} for {arch}: {report}")
             self._artifacts[arch] = artifact

@@ -27,22 +27,34 @@ _RESERVED_TEXT = (
     "batch heads group work rounds ctas elements visit classes by_length rank masked count "
     "dout dlse dot delta dq dk dv hkv kv_heads n_tiles row own_lo own_hi g u c before full "
     "visit_keys classes_keys factor factor1 m_lo m_hi j_lo j_hi seen_lo end2 "
-    "i_f j_f i_lo i_hi n_lo n_hi m_tiles end0 end1 seen_hi first some top full_lo full_hi"
+    "i_f j_f i_lo i_hi n_lo n_hi m_tiles end0 end1 seen_hi first some top full_lo full_hi "
+    "a e y w key item items own mine need hot inv prev last middle front above below begin end run rows section "
+    "visible blocks bytes cls done from to other now low upper odd own_row packed pair pairs pass phase round step "
+    "swap slab smem slot any at br ci cj ei ri kk mi nj fa fb jt uniform hold popc trap cta_id cta_sync thread_id "
+    "is_masked grid_size smem_base visit_table deal_items sort_items padded tc l_t"
 )
 _RESERVED = frozenset(_RESERVED_TEXT.split())
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# rS, sQ, ... are the kernel's own values; the others are names that C++ reserves
-_KERNEL_NAME = re.compile(r"[rs][A-Z]|__|_[A-Z]")
+# rS, sQ, rdP, dS, K, ... are the kernel's own values; the others are names that C++ reserves
+_KERNEL_NAME = re.compile(r"[rs]d?[A-Z]|d?(?:Q|K|V|S|P|O|Out)$|__|_[A-Z]")
 # strides, sizes and tensor maps among a kernel's parameters; its numbered values; gradients of captured tensors
-_NUMBERED = re.compile(r"\w+_(?:[sn]\d+|map)|[uvij]\d+(?:_f)?|[ugcmnh]_(?:next|\d+)|d_\w+")
+_NUMBERED = re.compile(
+    r"\w+_(?:[sn]\d+|map)|[uvij]\d+(?:_f)?|[ugcmnh]_(?:next|\d+)|d_\w+|(?:slot|last|next|jt|row|packed|[srx])\d+(?:_f)?"
+)
+# values that passes name after others, and the functions of a kernel
+_DERIVED = re.compile(
+    r"\w+_(?:rows|sum|at|of|bh|hi|lo|log2|approx|[fsu](?:8|16|32))|[a-z]{1,2}_(?:f|old|ref|new|now|end|lane)"
+    r"|(?:attn|bulk|cp_async|fence|ld|ldmatrix|mbarrier|mma|named|pack|red|shfl|st|stmatrix|tma|unpack|warp|wgmma)_\w+"
+)
 
 
 def c_name(name: str, suffix: str) -> str | None:
     """`name`, made different by `suffix` where a kernel could not use it; None when it is no C identifier."""
     if not _IDENTIFIER.fullmatch(name):
         return None
-    if name in _RESERVED or _KERNEL_NAME.match(name) or _NUMBERED.fullmatch(name):
-        return name.lstrip("_") + suffix
+    if name in _RESERVED or _KERNEL_NAME.match(name) or any(p.fullmatch(name) for p in (_NUMBERED, _DERIVED)):
+        name = name.lstrip("_") + suffix
+        return name + suffix if name in _RESERVED else name
     return name
 
 

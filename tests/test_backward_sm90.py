@@ -317,7 +317,7 @@ def test_what_orders_the_roles_is_missed_by_the_emulator_too(kind: str) -> None:
 
 def test_configurations_say_what_is_allowed() -> None:
     for wrong, said in (
-        ({"warpgroups": 5}, "1 to 4"), ({"block_n": 24}, "multiples of 16"), ({"slots": 9}, "1 to 8"),
+        ({"warpgroups": 5}, "1 to 4"), ({"block_n": 24}, "multiples of 16"), ({"slots": 1}, "2 to 8"),
         ({"warpgroups": 1, "turns": True}, "turns=False"), ({"slots": 3, "unroll": True}, "slots=2"),
     ):  # fmt: skip
         with pytest.raises(SignatureError, match=said):

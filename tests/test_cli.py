@@ -189,6 +189,7 @@ def test_configurations_of_gradients() -> None:
     ):  # fmt: skip
         assert parse_sums(str(made)) == made
     assert parse_sums("m128n64g2 split") == HopperSumsConfig(2, 64)
+    assert parse_sums("m128n64g2 s3 split merged turns") == HopperSumsConfig(2, 64, 3, turns=True, merged=True)
     for wrong, said in (
         ("m128n64g2 s2", "split or joint"), ("m128n64g3 s2 joint", "has m128. Allowed for g3: m192"),
         ("m128n64g2 s2 reference", "is not understood for gradients"),
@@ -379,7 +380,7 @@ def test_verify_gradients_of_a_target(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_verify_takes_configurations_of_gradients(capsys: pytest.CaptureFixture[str]) -> None:
-    """One for all kernels, or one for each; another number or kind is no default."""
+    """One for all kernels, or one for each; what they do not suit is said, and an error where they suit nothing."""
     small = ("--mask", "causal", "--head-dim", "32", "--cases", "1", "--batch", "1", "--sq", "30", "--sk", "40")
     asked = ("verify", "--backward", *small)
     request = request_of(parser().parse_args([*asked, "--target", "sm90", "--config", "m128n64g2 s3 joint"]))
@@ -387,8 +388,16 @@ def test_verify_takes_configurations_of_gradients(capsys: pytest.CaptureFixture[
     joint = HopperSumsConfig(2, 64, 3, split=False)
     assert (one.configs, two.configs) == ((joint,), (joint, joint))
     assert main([*asked, "--config", "m64n32w4 s2"]) == 0
-    assert main([*asked, "--config", "m64n32w4; m64n32w4"]) == 2
+    assert main([*asked, "--config", "m64n32w4 s2; m64n32w4 s2"]) == 0
+    said = capsys.readouterr().out
+    assert "any order: not run. configurations m64n32w4 s2 ctas1, m64n32w4 s2 ctas1 of gradients" in said
+    assert "9 of 9 gradients within tolerance" in said and "same bits  " in said
+    assert main([*asked, "--config", "m64n32w4; m64n32w4; m64n32w4"]) == 2
     assert "Allowed for sm80: a Config for each of attn_bwd_keys" in capsys.readouterr().err
+    assert main([*asked, "--target", "sm90", "--config", "m128n64g2 s2 joint merged"]) == 0
+    assert "same bits: not run. merged=True for a kernel that adds nothing up" in capsys.readouterr().out
+    assert main([*asked, "--target", "sm90", "--config", "m128n48g2 s2 joint"]) == 0
+    assert "any order: not run. block_n=48 for attn_bwd_keys, which adds parts of 64" in capsys.readouterr().out
     assert main([*asked, "--target", "sm90", "--config", "m64n32w4"]) == 2
     assert "Allowed for sm90: a HopperSumsConfig" in capsys.readouterr().err
 

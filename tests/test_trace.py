@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +12,12 @@ import pytest
 import torch
 
 from attngen import functions as fn
+from attngen import golden
 from attngen.errors import TraceError
 from attngen.evaluate import evaluate
 from attngen.expr import DType
 from attngen.functions import where
+from attngen.naming import c_name
 from attngen.spec import Attention, Storage
 from attngen.variants import MaskLike, causal
 
@@ -128,11 +131,33 @@ def test_views_made_in_the_function_and_equal_names_stay_apart() -> None:
 
 def test_captures_named_as_something_of_the_kernel_get_another_name() -> None:
     names = ("batch", "heads", "table_s0", "k_map", "u16", "u0", "i_f", "nullptr", "or_eq", "visit", "count")
-    for name in names:
-        made: dict[str, Any] = {"torch": torch}
-        exec(f"{name} = torch.zeros(4)\ndef score(s, b, h, i, j): return s + {name}[h]", made)
-        (capture,) = Attention(score=made["score"]).variant.captures
+    for name in (*names, "w", "own_row", "slot2", "last3", "lse_rows", "dS"):
+        (capture,) = captured_as(name).variant.captures
         assert capture.name == f"{name}_t"
+    (capture,) = captured_as("l").variant.captures
+    assert capture.name == "l_t_t"  # a kernel has an l and an l_t
+
+
+def captured_as(name: str) -> Attention:
+    made: dict[str, Any] = {"torch": torch}
+    exec(f"{name} = torch.zeros(4)\ndef score(s, b, h, i, j): return s + {name}[h]", made)
+    return Attention(score=made["score"])
+
+
+def test_the_names_of_every_sample_are_kept_from_users() -> None:
+    """Values and scalars of schedules; what the code declares and calls. A captured tensor or a local of a score with
+    such a name would be another thing in the kernel."""
+    declared = re.compile(r"(?:^|[(,;{\s])(?:int|[ui]\d+|float|bool|char|TensorMap)\b[\s&*]+([A-Za-z_]\w*)|\b(\w+)\(")
+    free = dict[str, str]()
+    for sample in golden.SAMPLES:
+        kernel = sample.kernel()
+        captured = {c.name for c in kernel.variant.captures}
+        body = re.sub(r"//.*", "", kernel.source.body)
+        found = {name for pair in declared.findall(body) for name in pair if name}
+        found |= {v.name for k in kernel.schedule.kernels for r in k.roles for v in r.values}
+        found |= {s.name for k in kernel.schedule.kernels for s in (*k.tensors, *k.scalars, *k.buffers, *k.rings)}
+        free |= {name: sample.name for name in found - captured if c_name(name, "_") == name}
+    assert free == {}
 
 
 def test_a_negative_constant_index_counts_from_the_end() -> None:

@@ -15,6 +15,8 @@ from attngen.runtime.sass import sass_counts, spills_in_loops
 # dropped.
 LOG_WORDS = ("serialized", "injected", "ignored")
 
+INSTRUCTION = 16  # bytes of machine code
+
 MEANING = {
     WGMMA: "products of warpgroups",
     MMA: "products of warps",
@@ -60,14 +62,15 @@ class GateReport:
 
 
 def check(
-    artifact: Artifact, *, expected: Mapping[str, Counts] | None = None
+    artifact: Artifact, *, expected: Mapping[str, Counts] | None = None, spilled: float = 0.0
 ) -> GateReport:
     """Checks every kernel of a module.
 
     `expected`: by symbol, how often instructions have to occur (attngen.predict). A count outside its bounds
     refuses a kernel: the text or the compiler dropped work of the schedule, or does it twice.
 
-    A spill inside a hot loop refuses a kernel; one outside of them costs an item a few instructions, and is reported.
+    A spill inside a hot loop refuses a kernel, if more than a share `spilled` of the loop's instructions touch local
+    memory; one outside of them costs an item a few instructions, and is reported.
     Loops are looked at only where the assembler reports local memory: without any, none can spill. Where they cannot be
     looked at, a spill refuses the kernel."""
     findings = list(_log_findings(artifact.log))
@@ -82,7 +85,7 @@ def check(
         known = True
         if used.stack_bytes or used.spill_store_bytes or used.spill_load_bytes:
             try:
-                findings.extend(_loop_findings(artifact.cubin, symbol))
+                findings.extend(_loop_findings(artifact.cubin, symbol, spilled))
             except MissingToolError as error:
                 sass_checked = known = False
                 message = f"{symbol}: the loops were not checked for spills: {error}"
@@ -125,7 +128,7 @@ def _spill_findings(symbol: str, used: Resources, tolerated: bool) -> Iterator[G
         yield GateFinding(Rule.SPILL, symbol, message, fatal=not tolerated)
 
 
-def _loop_findings(cubin: bytes, symbol: str) -> Iterator[GateFinding]:
+def _loop_findings(cubin: bytes, symbol: str, spilled: float) -> Iterator[GateFinding]:
     loops: dict[tuple[int, int, bool], int] = {}
     for spill in spills_in_loops(cubin, symbol):
         place = (spill.loop_start, spill.loop_end, spill.hot)
@@ -133,4 +136,5 @@ def _loop_findings(cubin: bytes, symbol: str) -> Iterator[GateFinding]:
     for (start, end, hot), count in loops.items():
         kind = "a hot loop" if hot else "an outer loop"
         message = f"{symbol}: {count} local-memory accesses in {kind}, SASS {start:#06x} to {end:#06x}"
-        yield GateFinding(Rule.LOOP_SPILL, symbol, message, fatal=hot)
+        instructions = (end - start) // INSTRUCTION + 1
+        yield GateFinding(Rule.LOOP_SPILL, symbol, message, fatal=hot and count > spilled * instructions)

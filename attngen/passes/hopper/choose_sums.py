@@ -50,6 +50,8 @@ from attngen.target import Target
 WIDTHS = (128, 112, 96, 80, 64, 48, 32, 16)
 SLOTS = (3, 2)
 ITEMSIZE = 2
+ROW_REGS = 40  # what values of owned queries take beside: with fewer left, the assembler gives up on the products
+MAP_REGS = 16  # what a map takes that makes all weights at once
 TURN_REGS = 16  # that turns may cost
 
 
@@ -95,7 +97,7 @@ def candidates_sums(
             for block_n in (w for w in WIDTHS if w % step == 0):
                 shape = HopperSumsConfig(groups, block_n, 2, split, merged=groups == 3)
                 left = spare(owned, signature, target, shape, held.operands)
-                if left > 0:
+                if left > (ROW_REGS if owned.own is Axis.M else 0 if split else MAP_REGS):
                     made = ways(shape, bool(owned.shed()), left)
                     found += (c for c in made if smem(owned, signature, c, held) <= target.smem_per_cta)
     return tuple(found)

@@ -459,6 +459,11 @@ def role_registers(warpgroups: int, held: int | None, target: Target, merged: bo
 def stage_sums(program: Program, target: Target) -> Kernel:
     s = SumStager(program, target)
     config = s.config
+    if s.shed and config.block_n % ROWS_A_GROUP:
+        raise SignatureError(
+            f"block_n={config.block_n} for {program.name}, which adds parts of {ROWS_A_GROUP} rows up in memory. "
+            f"Allowed: multiples of {ROWS_A_GROUP}; gradients that are the same bits in every run have no such parts"
+        )
     load_regs, shed_regs, math_regs = s.registers()
     lets = program.lets
     first = 8 if s.shed and not config.merged else 4
