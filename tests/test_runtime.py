@@ -188,6 +188,15 @@ def test_only_a_spill_in_a_loop_is_fatal(spilled: Artifact) -> None:
     assert fatal == [gate.Rule.LOOP_SPILL]
 
 
+def test_a_share_of_a_loop_may_touch_local_memory(spilled: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 0x10 to 0xa0, ten instructions, two."""
+    loop = tuple(sass.LoopSpill(at, "LDL", 0x10, 0xA0, hot=True) for at in (0x30, 0x40))
+    monkeypatch.setattr(gate, "spills_in_loops", lambda cubin, symbol: loop)
+    assert not gate.check(spilled, spilled=0.19).ok
+    report = gate.check(spilled, spilled=0.2)
+    assert report.ok and "2 local-memory accesses in a hot loop" in str(report)
+
+
 def test_gate_says_when_the_machine_code_was_not_read(
     spilled: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
