@@ -59,3 +59,15 @@ def test_kernels_compile(calibrate: ModuleType) -> None:
     wanted = ("product_ss_128", "product_issue", "alone_mix", "beside_mix", "turns", "wait", "copy")
     artifact = calibrate.build([t for t in calibrate.all_tests() if t.name in wanted])
     assert set(artifact.resources) == set(wanted)
+
+
+def test_a_side_is_measured_while_the_other_goes_on(calibrate: ModuleType) -> None:
+    """An iteration takes 10 cycles, 17 while the other side, of 3 cycles each, is at work."""
+
+    def run(mine: int, others: int) -> list[float]:
+        beside = min(mine, 3 * others // 17)
+        return [500.0 + 17 * beside + 10 * (mine - beside), 500.0 + 3 * others]
+
+    assert calibrate.outlasted(run, 100) == 17
+    with pytest.raises(AttngenError, match="100 iterations, 500000000 cycles, outlast"):
+        calibrate.outlasted(lambda mine, others: [5e8, others], 100)
