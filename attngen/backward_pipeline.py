@@ -104,9 +104,10 @@ def parts_of(graph: Graph, variant: Variant, signature: Signature, target: Targe
         return all(f and (isinstance(f[0], Config) or f[0].block_n >= NARROW) for f in found)
 
     if not same_bits and can_shed(graph):
-        parts = partition(graph, shed=True)
-        if fit(parts):
-            return parts
+        for apart in (False, True):
+            parts = partition(graph, apart, shed=True)
+            if fit(parts):
+                return parts
     parts = partition(graph)
     return parts if fit(parts) else partition(graph, apart=True)
 

@@ -86,7 +86,7 @@ def partition(graph: Graph, apart: bool = False, shed: bool = False) -> Parts:
     """`apart`: a kernel for each sum over queries, where two accumulators exceed the registers. `shed`: one kernel for
     all, which owns keys."""
     groups: dict[Axis, list[list[Output]]] = {Axis.N: [], Axis.M: []}
-    row_outputs: list[Output] = []
+    row_outputs, added = list[Output](), list[Output]()
     for out in graph.of(Output):
         assert isinstance(out, Output)
         if set(out.axes) == set(ROWS):
@@ -94,10 +94,15 @@ def partition(graph: Graph, apart: bool = False, shed: bool = False) -> Parts:
             continue
         node = contraction(graph, out)
         own = Axis.N if shed else Axis.M if node is None else OTHER[node.over]
-        if groups[own] and not (apart and own is Axis.N):
+        if shed and (node is None or node.over is Axis.N):
+            added.append(out)
+        elif groups[own] and not (apart and own is Axis.N):
             groups[own][0].append(out)
         else:
             groups[own].append([out])
+    for out in added:
+        beside = next(outs for outs in groups[Axis.N] if _weights(graph, out) <= _weights(graph, *outs))
+        beside.append(out)
     owned, saved = [], dict[str, Node]()
     for own, lists in groups.items():
         for outputs in lists:
@@ -106,6 +111,15 @@ def partition(graph: Graph, apart: bool = False, shed: bool = False) -> Parts:
             saved.update(rows)
     row_outputs += [Output(id=f"{name}!", axes=node.axes, x=name) for name, node in saved.items()]
     return Parts(Graph("rows", (*_plain(graph), *row_outputs)).live() if row_outputs else None, tuple(owned))
+
+
+def _weights(graph: Graph, *outputs: Output) -> set[str]:
+    """Values of pairs that outputs are made of, before they are summed."""
+    found = set[str]()
+    for out in outputs:
+        node = contraction(graph, out)
+        found |= {n for n in (node.operands() if node else (out.x,)) if {Axis.M, Axis.N} <= set(graph[n].axes)}
+    return found
 
 
 def _plain(graph: Graph) -> tuple[Node, ...]:
