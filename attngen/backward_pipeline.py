@@ -36,11 +36,13 @@ from attngen.passes.textbook import ROWS, SINK, textbook
 from attngen.passes.tile import _STORAGE, elem_of
 from attngen.passes.tile_sums import tile_sums
 from attngen.passes.visit_table import add_key_table, add_visit_table
+from attngen.passes.visits import ROWS_A_GROUP
 from attngen.signature import ELEMENT_BYTES, VECTOR_BYTES, Signature
 from attngen.spec import Normalizer, Variant
 from attngen.target import Feature, Target
 
 NARROW = 32  # columns: a narrower product of warpgroups waits for its left operand more than it computes
+NARROW_PARTS = 48  # rows: the product of a part has 64, and what is beyond the tile is padding
 ROW_SIZES = ("batch", "heads", "seqlen_q")
 NAMES = {Axis.N: KEY_KERNEL, Axis.M: "attn_bwd_queries"}
 
@@ -101,7 +103,10 @@ def parts_of(graph: Graph, variant: Variant, signature: Signature, target: Targe
 
     def fit(parts: Parts) -> bool:
         found = [candidates_sums(o, variant, signature, target) for o in parts.owned]
-        return all(f and (isinstance(f[0], Config) or f[0].block_n >= NARROW) for f in found)
+        return all(
+            f and (isinstance(f[0], Config) or f[0].block_n >= (NARROW_PARTS if o.shed() else NARROW))
+            for o, f in zip(parts.owned, found, strict=True)
+        )
 
     if not same_bits and can_shed(graph):
         for apart in (False, True):
@@ -182,7 +187,7 @@ def stages(
             if target.has(Feature.WGMMA):
                 size = mul(rows_of_tiles, const(padded(width)))
                 spaces.append(Workspace(name=node.id, elem=Elem.F32, shape=(*lead, size), zero=True))
-                cast = cast_blocks(owned.graph, out, node, elem, padded(width))
+                cast = cast_blocks(owned.graph, out, node, elem, padded(width), min(config.block_n, ROWS_A_GROUP))
             else:
                 shape = (*lead, rows_of_tiles, const(tile_width(owned, width)))
                 spaces.append(Workspace(name=node.id, elem=Elem.F32, shape=shape, zero=True))

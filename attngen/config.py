@@ -160,8 +160,6 @@ class HopperSumsConfig:
             raise SignatureError(f"unroll=True with slots={self.slots}: a loop is unrolled for slots=2")
         if self.unroll and self.merged:
             raise SignatureError("unroll=True with merged=True: copies of a later tile need a slot of their own")
-        if self.short and self.merged:
-            raise SignatureError("short=True with merged=True: allowed with a loading role alone; give merged=False")
 
     @property
     def block_m(self) -> int:

@@ -115,13 +115,13 @@ def blocks(cols: int) -> Iterator[tuple[int, int]]:
         column += width
 
 
-def block_offset(row: int, column: int) -> int:
-    """Where element (row, column) of a block of 64 rows lies: registers 4c to 4c + 3 of the 128 threads for its columns
-    8c to 8c + 7."""
+def block_offset(row: int, column: int, rows: int = 64) -> int:
+    """Where element (row, column) of a block of `rows` rows, 64 at most, lies: registers 4c to 4c + 3 of the threads
+    that hold the rows, two each, for its columns 8c to 8c + 7."""
     warp, rest = divmod(row, 16)
     c, inside = divmod(column, 8)
     thread = warp * 32 + rest % 8 * 4 + inside // 2
-    return c * 512 + thread * 4 + rest // 8 * 2 + inside % 2
+    return c * 8 * rows + thread * 4 + rest // 8 * 2 + inside % 2
 
 
 class Fragment(Enum):

@@ -396,8 +396,8 @@ def test_verify_takes_configurations_of_gradients(capsys: pytest.CaptureFixture[
     assert "Allowed for sm80: a Config for each of attn_bwd_keys" in capsys.readouterr().err
     assert main([*asked, "--target", "sm90", "--config", "m128n64g2 s2 joint merged"]) == 0
     assert "same bits: not run. merged=True for a kernel that adds nothing up" in capsys.readouterr().out
-    assert main([*asked, "--target", "sm90", "--config", "m128n48g2 s2 joint"]) == 0
-    assert "any order: not run. block_n=48 for attn_bwd_keys, which adds parts of 64" in capsys.readouterr().out
+    assert main([*asked, "--target", "sm90", "--config", "m128n96g2 s2 joint"]) == 0
+    assert "any order: not run. block_n=96 for attn_bwd_keys, which adds parts of 64" in capsys.readouterr().out
     assert main([*asked, "--target", "sm90", "--config", "m64n32w4"]) == 2
     assert "Allowed for sm90: a HopperSumsConfig" in capsys.readouterr().err
 

@@ -14,7 +14,7 @@ from attngen.expr import DType, const, load, make, mul, sub, var
 from attngen.expr import Op as ExprOp
 from attngen.ir.graph import Axis
 from attngen.layout import accumulator, block_offset, blocks
-from attngen.passes.hopper.stage_sums import role_registers
+from attngen.passes.hopper.sum_room import role_registers
 from attngen.passes.scopes import Target
 from attngen.passes.split_weights import halves, lift_rows
 from attngen.signature import IoType, Signature

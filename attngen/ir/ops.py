@@ -433,13 +433,15 @@ class RedAdd(Op):
 @dataclass(frozen=True, kw_only=True)
 class RedFrag(Op):
     """Accumulator of a warpgroup added to a workspace of f32 from element `at` of its head on, in the order of its
-    registers: four of each thread, thread by thread, then the next four (attngen.layout.block_offset)."""
+    registers: four of each thread, thread by thread, then the next four (attngen.layout.block_offset). rows: with fewer
+    than a warpgroup's 64, the warps of the others add nothing."""
 
     dst: str
     src: Ref = read()
     heads: Heads
     at: Expr
     mode: Assign
+    rows: int = 64
     unit = Unit.GLOBAL
 
 

@@ -65,8 +65,8 @@ class SumRows(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class CastFrag(Op):
-    """64 rows of a tensor from what `red_frag` added up, by a warpgroup: elements of `src` times `factor`. cols: of the
-    workspace, in blocks (attngen.layout.blocks); columns beyond the tensor's are padding."""
+    """The rows of a work item, 64 at most, from what `red_frag` added up, by a thread for two: elements of `src` times
+    `factor`. cols: of the workspace, in blocks (attngen.layout.blocks); columns beyond the tensor's are padding."""
 
     dst: str
     src: str

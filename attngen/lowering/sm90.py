@@ -15,6 +15,8 @@ from attngen.render import Argument
 
 BASE = 1024  # where dynamic shared memory starts; the kernel checks it, so that addresses can be immediates
 WARPGROUP_ROWS = 64
+# what the chunks of row r are exchanged by (SmemLayout.offset)
+TURNS = {Swizzle.B128: "r & 7", Swizzle.B64: "r / 2 & 3"}
 SWIZZLE_128 = 1 << 62
 SLAB_COLUMNS = 64
 PAIRS = 8  # of neighbouring elements that a thread has in flight when it copies element by element
@@ -255,17 +257,18 @@ def hopper_calls(context: HopperContext, op: Op) -> list[Call] | None:
             rows = next(v.rows for v in context.values.values() if v.fragment is Fragment.ROW) // 8
             return one(kind, dst=op.dst.name, rows=rows, pred=row_expr(context, op.pred))
         case o.StFrag() if context.value_of(op.src).fragment is Fragment.OPA:
-            layout = context.buffer(op.dst).layout
-            return one("st_matrix_packed", dst=context.address(op.dst), src=context.c_name(op.src),
-                       pairs=context.value_of(op.src).cols // 16, slab_bytes=layout.rows * layout.pitch)  # fmt: skip
+            return packed_store(context, op)
         case o.StFrag():
             return [("st_matrix", st_matrix(context, op))]
         case o.BulkLoad():
             return one(kind, dst=context.address(op.dst), src=op.src, head=head_at(context, op), at=context.expr(op.at),
                        bytes=op.bytes, bar=context.barrier(op.bar))  # fmt: skip
         case o.RedFrag():
-            return one(kind, dst=op.dst, src=context.c_name(op.src), head=head_of(op.heads), at=context.expr(op.at),
-                       tiles=context.value_of(op.src).cols // 8)  # fmt: skip
+            adds: dict[str, Argument] = {"dst": op.dst, "src": context.c_name(op.src), "head": head_of(op.heads),
+                                         "at": context.expr(op.at), "tiles": context.value_of(op.src).cols // 8}
+            if op.rows == WARPGROUP_ROWS:
+                return [(kind, adds)]
+            return [("red_frag_rows", {**adds, "warps": op.rows // 16, "step": 8 * op.rows})]
         case _:
             return None
 
@@ -336,6 +339,15 @@ def row_expr(context: HopperContext, e: Expr) -> str:
     return Printer(spell, context.elems, context.dense)(e)
 
 
+def packed_store(context: HopperContext, op: o.StFrag) -> list[Call]:
+    """With zeros in the columns of padding."""
+    layout, dst = context.buffer(op.dst).layout, context.address(op.dst)
+    slab, columns = layout.rows * layout.pitch, layout.cols % SLAB_COLUMNS
+    made = one("st_matrix_packed", dst=dst, src=context.c_name(op.src), pairs=layout.cols // 16, slab_bytes=slab)
+    last = f"{dst} + {layout.cols // SLAB_COLUMNS * slab}"
+    return [*made, *(one("st_matrix_zeros", dst=last, first=columns // 16, last=SLAB_COLUMNS // 16) if columns else [])]
+
+
 def st_matrix(context: HopperContext, op: o.StFrag) -> dict[str, Argument]:
     value, buffer = context.value_of(op.src), context.buffer(op.dst)
     pairs = min(value.cols, buffer.layout.cols) // 16
@@ -344,7 +356,8 @@ def st_matrix(context: HopperContext, op: o.StFrag) -> dict[str, Argument]:
     return {
         "dst": context.address(op.dst), "src": op.src.name, "pack": f"pack_{buffer.elem.value}x2",
         "scale0": scale[0], "scale1": scale[1],
-        "pairs": pairs, "first": first, "slab_bytes": buffer.layout.rows * buffer.layout.pitch,
+        "pairs": pairs, "first": first, "wide": buffer.layout.pitch // 32, "pitch": buffer.layout.pitch,
+        "turn": TURNS[buffer.layout.swizzle], "slab_bytes": buffer.layout.rows * buffer.layout.pitch,
     }  # fmt: skip
 
 

@@ -53,7 +53,8 @@ def cast_frag_call(context: RoleContext, op: o.CastFrag) -> dict[str, Argument]:
     width = context.schedule.head_dim(op.dst)
     found = [(first, w) for first, w in blocks(op.cols) if first < width]
     return {
-        "dst": op.dst, "src": op.src, "block": context.kernel.work.block_m * op.cols,
+        "dst": op.dst, "src": op.src, "rows": context.kernel.work.block_m, "step": 8 * context.kernel.work.block_m,
+        "block": context.kernel.work.block_m * op.cols,
         "factor": context.expr(op.factor), "pack": f"pack_{tensor.elem.value}x2",
         "parts": [
             {"at": str(first * context.kernel.work.block_m), "tiles": str(w // 8), "groups": str(-(-w // 32)),

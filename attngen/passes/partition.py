@@ -100,9 +100,10 @@ def partition(graph: Graph, apart: bool = False, shed: bool = False) -> Parts:
             groups[own][0].append(out)
         else:
             groups[own].append([out])
+    # a part of a sum comes from the kernel that has its weights; what is added to captured tensors is made of them, too
+    shares = {n for out in added if contraction(graph, out) for n in _weights(graph, out)}
     for out in added:
-        beside = next(outs for outs in groups[Axis.N] if _weights(graph, out) <= _weights(graph, *outs))
-        beside.append(out)
+        next(outs for outs in groups[Axis.N] if shares <= _weights(graph, *outs)).append(out)
     owned, saved = [], dict[str, Node]()
     for own, lists in groups.items():
         for outputs in lists:
@@ -114,12 +115,9 @@ def partition(graph: Graph, apart: bool = False, shed: bool = False) -> Parts:
 
 
 def _weights(graph: Graph, *outputs: Output) -> set[str]:
-    """Values of pairs that outputs are made of, before they are summed."""
-    found = set[str]()
-    for out in outputs:
-        node = contraction(graph, out)
-        found |= {n for n in (node.operands() if node else (out.x,)) if {Axis.M, Axis.N} <= set(graph[n].axes)}
-    return found
+    """Values of pairs that are summed up to outputs."""
+    operands = (n for out in outputs for node in [contraction(graph, out)] if node for n in node.operands())
+    return {n for n in operands if {Axis.M, Axis.N} <= set(graph[n].axes)}
 
 
 def _plain(graph: Graph) -> tuple[Node, ...]:

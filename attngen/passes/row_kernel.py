@@ -26,11 +26,9 @@ from attngen.ir.schedule import (
     WorkSource,
 )  # fmt: skip
 from attngen.passes.bounded import bounded
-from attngen.passes.visits import ROWS_A_GROUP
 
 WARPS = 8
 EIGHT = 8  # elements of a lane
-GROUP_THREADS = 2 * ROWS_A_GROUP  # of a warpgroup
 
 
 def row_kernel(
@@ -80,8 +78,9 @@ def row_kernel(
     )  # fmt: skip
 
 
-def cast_blocks(graph: Graph, out: Output, node: Contract, elem: Elem, cols: int) -> Kernel:
-    """As `cast_kernel`, of a sum that lies in blocks in the order of accumulators, `cols` columns a row."""
+def cast_blocks(graph: Graph, out: Output, node: Contract, elem: Elem, cols: int, rows: int) -> Kernel:
+    """As `cast_kernel`, of a sum that lies in blocks in the order of accumulators of `rows` rows and
+    `cols` columns."""
     final, one = graph[out.x], const(1.0)
     factor = fold(substitute(final.expr, {var(node.id, DType.F32): one})) if isinstance(final, Map) else one
     tensors = (
@@ -92,10 +91,10 @@ def cast_blocks(graph: Graph, out: Output, node: Contract, elem: Elem, cols: int
     names = sorted(variables(factor) & {SCALE.name})
     scalars = [ScalarArg(name=n, dtype=DType.I32) for n in ("batch", "heads", "group", "seqlen_q")]
     return Kernel(
-        name=f"attn_bwd_cast_{out.x}", threads=GROUP_THREADS, min_ctas=1,
-        work=Work(source=WorkSource.GRID, order=Order.ASCENDING, block_m=ROWS_A_GROUP), tensors=tensors,
+        name=f"attn_bwd_cast_{out.x}", threads=2 * rows, min_ctas=1,
+        work=Work(source=WorkSource.GRID, order=Order.ASCENDING, block_m=rows), tensors=tensors,
         scalars=(*scalars, *(ScalarArg(name=n, dtype=DType.F32) for n in names)),
-        roles=(Role(name="rows", first_warp=0, warps=GROUP_THREADS // 32, regs=255,
+        roles=(Role(name="rows", first_warp=0, warps=2 * rows // 32, regs=255,
                     item=Item(lets=(), body=(Block(name="rows", ops=(cast,)),))),),
     )  # fmt: skip
 

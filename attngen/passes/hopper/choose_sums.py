@@ -29,14 +29,15 @@ from attngen.ir.program import LoadTile, LoadVector
 from attngen.layout import Fragment, Swizzle, blocks
 from attngen.passes.choose import padded
 from attngen.passes.choose_sums import products
-from attngen.passes.hopper.stage_sums import (
+from attngen.passes.hopper.stage_sums import SumStager
+from attngen.passes.hopper.sum_room import (
     ADDRESSES,
     BARRIERS,
     SLAB,
-    STAGED,
-    SumStager,
+    pieces,
     role_registers,
     shared_accumulators,
+    staging,
 )  # fmt: skip
 from attngen.passes.partition import Owned
 from attngen.passes.place import place
@@ -92,14 +93,15 @@ def candidates_sums(
         held = step_of(owned, variant, signature, target, split)
         if held is None or (split and products(owned) == 1):
             continue
-        step = SLAB if owned.shed() else 16
         for groups in (3, 2) if owned.shed() else (2, 1):
-            for block_n in (w for w in WIDTHS if w % step == 0):
+            for block_n in (w for w in WIDTHS if w % min(w, ROWS_A_GROUP) == 0 or not owned.shed()):
                 shape = HopperSumsConfig(groups, block_n, 2, split, merged=groups == 3)
                 left = spare(owned, signature, target, shape, held.operands)
                 if left > (ROW_REGS if owned.own is Axis.M else 0 if split else MAP_REGS):
                     made = ways(shape, bool(owned.shed()), left)
                     found += (c for c in made if smem(owned, signature, c, held) <= target.smem_per_cta)
+    if owned.shed():  # rows of padding in products of parts cost more than a warpgroup less
+        found.sort(key=lambda c: c.block_n < ROWS_A_GROUP)
     return tuple(found)
 
 
@@ -108,6 +110,7 @@ def ways(shape: HopperSumsConfig, shed: bool, left: int) -> Iterator[HopperSumsC
     if shed:
         turns = (False, True) if shape.merged else (True, False)
         yield from (replace(shape, merged=True, slots=n, turns=t) for n in SLOTS for t in turns)
+        yield from (replace(shape, merged=True, turns=t, short=True) for t in turns)
     if shape.merged:
         return
     turns = (False, True) if left < TURN_REGS else (True, False)
@@ -133,7 +136,7 @@ def sizes(owned: Owned, signature: Signature) -> tuple[list[int], list[int], lis
 def spare(owned: Owned, signature: Signature, target: Target, config: HopperSumsConfig, held: int) -> int:
     """Registers a thread of the math role beside addresses, accumulators and operands; below 1: too many."""
     _, _, sums, parts = sizes(owned, signature)
-    parts *= config.block_n // ROWS_A_GROUP
+    parts *= -(-config.block_n // ROWS_A_GROUP)
     kept = dict(zip(shared_accumulators(parts), parts, strict=True))
     shed = sum(kept.values()) // 2 if parts else None
     math = role_registers(config.warpgroups, shed, target, config.merged)[2]
@@ -142,11 +145,11 @@ def spare(owned: Owned, signature: Signature, target: Target, config: HopperSums
 
 
 def smem(owned: Owned, signature: Signature, config: HopperSumsConfig, step: Step) -> int:
-    """Bytes of tiles, with the least that an output leaves through: a slab of 64 columns, or all where those of an
-    output are no whole slabs."""
+    """Bytes of tiles, with one slot of what crosses the warps and the least that an output leaves through."""
     own, stream, sums, parts = sizes(owned, signature)
-    n, rows, out = config.block_n, config.block_m, slabbed(max(sums)) if any(w % SLAB for w in sums) else SLAB
-    tiles = rows * sum(map(slabbed, own)) + n * config.slots * sum(map(slabbed, stream)) + rows * out
-    tiles += STAGED * rows * slabbed(n) if parts else 0
+    n, rows = config.block_n, config.block_m
+    out = min((staging(rows, x).bytes for x in pieces(sums)), default=0)
+    tiles = rows * sum(map(slabbed, own)) + n * config.slots * sum(map(slabbed, stream))
+    tiles += rows * slabbed(n) if parts else 0
     tiles -= n * step.brief if config.short else 0
-    return ITEMSIZE * tiles + 4 * step.vectors * n * config.slots + BARRIERS
+    return ITEMSIZE * tiles + out + 4 * step.vectors * n * config.slots + BARRIERS

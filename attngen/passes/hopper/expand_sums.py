@@ -68,8 +68,8 @@ def _role(role: Role, slots: dict[str, int], unroll: bool) -> Role:
 
 
 def expand_sums(kernel: Kernel, unroll: bool) -> Kernel:
-    copied = {op.bar.name.partition(".")[0] for r in kernel.roles for op in steps_of(r)
-              if isinstance(op, TmaLoad) and op.bar.index}  # fmt: skip
-    streamed = [r for r in kernel.rings if r.slots > 1 or r.name in copied]
+    item = {op.bar.name.partition(".")[0] for r in kernel.roles for op in steps_of(r)
+            if isinstance(op, TmaLoad) and not op.bar.index}  # fmt: skip
+    streamed = [r for r in kernel.rings if r.name not in item]
     slots = {r.name: r.slots for r in streamed} | {name: r.slots for r in streamed for name in r.buffers}
     return dataclasses.replace(kernel, roles=tuple(_role(r, slots, unroll) for r in kernel.roles))

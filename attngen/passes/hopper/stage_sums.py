@@ -68,23 +68,25 @@ from attngen.ir.schedule import (
     Work,
     WorkSource,
 )  # fmt: skip
-from attngen.layout import Fragment, SmemLayout, Swizzle, blocks
+from attngen.layout import Fragment, Swizzle, blocks
 from attngen.passes.hopper.allocate import names
 from attngen.passes.hopper.stage import GROUP_THREADS, OUTPUT_TURN, STAGING, T, W, order_of, ring_of, steps_of
+from attngen.passes.hopper.sum_room import (
+    BARRIERS,
+    STAGED,
+    pieces,
+    role_registers,
+    shared_accumulators,
+    staging,
+)  # fmt: skip
 from attngen.passes.ranges import TileClass
 from attngen.passes.visits import ROWS_A_GROUP, i32
 from attngen.target import Target
 
 LAST = sub(T, const(1))
-MORE_ADDRESSES = 8  # of the role of parts, where it works out those of copies, too
-LEAST_REGS = 32  # of the load role, which works out where each tile is
-ADDRESSES = 24  # registers below the first accumulator (attngen.ir.rules.registers)
 LOAD, SHED, MATH = "load", "shed", "math"
 OWN_ROW = "own_row"
 FIRST = make(Op.EQ, T, const(0))
-BARRIERS = 1024  # bytes kept for barriers
-SLAB = 64  # columns that lie side by side in shared memory
-STAGED = 2  # slots of a tile that crosses the warps: one is read while the next is written
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,28 +217,34 @@ class SumStager:
 
     @cached_property
     def piece(self) -> int:
-        """Columns of an output tile that leave at once: all of the widest output, or whole slabs that every output
-        divides into; the most that memory holds."""
-        widths = [v.cols for op in self.program.epilogue if isinstance(op, StoreTile)
-                  for v in [self.program.value(op.src.name)] if v is not None]  # fmt: skip
-        room = self.target.smem_per_cta - sum(b.bytes for b in self.tiles()) - BARRIERS
-        slabs = (n for n in range(max(widths) // SLAB * SLAB, 0, -SLAB) if all(w % n == 0 for w in widths))
-        fits = [n for n in (max(widths), *slabs) if SmemLayout(self.config.block_m, n, 2, Swizzle.B128).bytes <= room]
-        if not fits:
+        """Columns of an output tile that leave at once: the most that memory holds."""
+        room = self.room(self.tiles())
+        fits = (n for n in pieces(self.widths()) if staging(self.config.block_m, n).bytes <= room)
+        piece = next(fits, None)
+        if piece is None:
             raise PassError(f"stage_sums: {self.program.name} with {self.config} leaves {room} bytes for its output")
-        return fits[0]
+        return piece
+
+    def widths(self) -> list[int]:
+        values = (self.program.value(op.src.name) for op in self.program.epilogue if isinstance(op, StoreTile))
+        return [v.cols for v in values if v is not None]
 
     # ---- the role of what is added up in memory --------------------------------------------------------------------
 
     def parts(self) -> tuple[Part, ...]:
-        """Blocks of 64 rows, and of powers of two of columns."""
+        """Blocks of at most 64 rows, and of powers of two of columns."""
         adds = [op for op in self.shed if isinstance(op, AddTile)]
         values = [v for op in adds for v in [self.program.value(op.src.name)] if v is not None]
         return tuple(
             Part(row, column, width)
-            for v in values for row in range(0, v.rows, ROWS_A_GROUP)
+            for v in values for row in range(0, v.rows, self.part_rows)
             for column, width in blocks(v.cols)
         )  # fmt: skip
+
+    @property
+    def part_rows(self) -> int:
+        """Of a tile of fewer rows than a product has, the rows beyond it are padding that is added nowhere."""
+        return min(self.config.block_n, ROWS_A_GROUP)
 
     def accumulators(self) -> dict[str, int]:
         """Values of the parts, and their columns."""
@@ -255,12 +263,13 @@ class SumStager:
         for part, name in zip(parts, shared_accumulators([p.width for p in parts]), strict=True):
             d, a, b = Ref(name=f"{product.d.name}{name}"), self.ref(product.a, T), product.b
             if rows > 1:
-                a = dataclasses.replace(a, cols=const(part.row // ROWS_A_GROUP))
+                a = dataclasses.replace(a, cols=const(part.row // self.part_rows))
             if part.width != value.cols:
                 b = dataclasses.replace(b, cols=const(part.column // part.width))
             yield Wgmma(id="", d=d, a=a, b=b, group=f"g_{d.name}", zero=True)
-            at = add(mul(adding.row, const(value.cols)), const(part.row * value.cols + part.column * ROWS_A_GROUP))
-            yield RedFrag(id="", dst=adding.dst, src=d, heads=adding.heads, at=fold(at), mode=Assign.REDUCE_ADD)
+            at = add(mul(adding.row, const(value.cols)), const(part.row * value.cols + part.column * self.part_rows))
+            yield RedFrag(id="", dst=adding.dst, src=d, heads=adding.heads, at=fold(at), mode=Assign.REDUCE_ADD,
+                          rows=self.part_rows)  # fmt: skip
 
     def shed_role(self, regs: int) -> Role:
         values = tuple(
@@ -378,19 +387,27 @@ class SumStager:
             kept = self.kept()
             slots |= {op.dst.name: self.config.slots - 1 for op in self.loads
                       if isinstance(op, LoadTile) and op.dst.name not in kept}  # fmt: skip
-        slots |= {op.dst.name: STAGED for op in self.body if isinstance(op, StageTile)}
-        return tuple(
-            Buffer(name=v.name, elem=v.elem, layout=v.layout, slots=slots.get(v.name, 1))
-            for v in self.program.values if v.space is Space.SHARED and v.layout is not None
-        )  # fmt: skip
+        values = [v for v in self.program.values if v.space is Space.SHARED]
+        crossing = {op.dst.name for op in self.body if isinstance(op, StageTile)}
+        least = min((staging(self.config.block_m, n).bytes for n in pieces(self.widths())), default=0)
+        for staged in (STAGED, 1):
+            slots |= dict.fromkeys(crossing, staged)
+            found = tuple(Buffer(name=v.name, elem=v.elem, layout=v.layout, slots=slots.get(v.name, 1))
+                          for v in values if v.layout is not None)  # fmt: skip
+            if self.room(found) >= least:
+                break
+        return found
+
+    def room(self, tiles: tuple[Buffer, ...]) -> int:
+        """Bytes of shared memory that tiles leave for an output."""
+        return self.target.smem_per_cta - sum(b.bytes for b in tiles) - BARRIERS
 
     def buffers(self) -> tuple[Buffer, ...]:
         tiles = self.tiles()
         whole = list(tiles)
         if any(isinstance(op, StoreTile) for op in self.program.epilogue):  # else all is added at elements
             elem = next(b.elem for b in tiles if b.layout.swizzle is Swizzle.B128)
-            layout = SmemLayout(self.config.block_m, self.piece, elem.bytes, Swizzle.B128)
-            whole.append(Buffer(name=STAGING, elem=elem, layout=layout))
+            whole.append(Buffer(name=STAGING, elem=elem, layout=staging(self.config.block_m, self.piece)))
         # swizzled tiles first: they start at multiples of 1024 bytes
         return tuple(sorted(whole, key=lambda b: -b.layout.align))
 
@@ -406,11 +423,6 @@ class SumStager:
     def registers(self) -> tuple[int, int, int]:
         held = sum(w // 2 for w in self.accumulators().values()) if self.shed else None
         return role_registers(self.config.warpgroups, held, self.target, self.config.merged)
-
-
-def shared_accumulators(widths: Sequence[int]) -> list[str]:
-    """A suffix for each block: those of one width share an accumulator."""
-    return ["" if width == max(widths) else f"_{width}" for width in widths]
 
 
 def by_class(step: Sequence[AnyOp]) -> list[AnyOp]:
@@ -436,33 +448,13 @@ def _of_staged(body: Sequence[Step]) -> list[Step]:
     return [op for op in body if isinstance(op, ContractTile) and op.a.name in staged]
 
 
-def role_registers(warpgroups: int, held: int | None, target: Target, merged: bool = False) -> tuple[int, int, int]:
-    """Registers a thread of the load, shed and math roles: the accumulators of a part (`held` registers; None: no such
-    role) decide, math takes what is left, and what does not divide goes to the load role, or to that of parts where
-    there is none."""
-    if merged:
-        if held is None:
-            raise SignatureError(
-                "merged=True for a kernel that adds nothing up in memory: no role is there to issue the copies. "
-                "Allowed: merged=False; gradients that are the same bits in every run have no such role"
-            )
-        launch = min(target.regs_per_sm // (GROUP_THREADS * (warpgroups + 1)), 255) // 8 * 8 * (warpgroups + 1)
-        math = min(240, (launch - (ADDRESSES + held) // 8 * 8 - MORE_ADDRESSES) // warpgroups // 8 * 8)
-        return 0, min(240, launch - math * warpgroups), math
-    groups = warpgroups + (1 if held is None else 2)
-    launch = min(target.regs_per_sm // (GROUP_THREADS * groups), 255) // 8 * 8
-    shed = 0 if held is None else (ADDRESSES + held) // 8 * 8 + 8
-    math = min(240, (launch * groups - LEAST_REGS - shed) // warpgroups // 8 * 8)
-    return min(56, launch * groups - shed - math * warpgroups), shed, math
-
-
 def stage_sums(program: Program, target: Target) -> Kernel:
     s = SumStager(program, target)
     config = s.config
-    if s.shed and config.block_n % ROWS_A_GROUP:
+    if s.shed and config.block_n % s.part_rows:
         raise SignatureError(
             f"block_n={config.block_n} for {program.name}, which adds parts of {ROWS_A_GROUP} rows up in memory. "
-            f"Allowed: multiples of {ROWS_A_GROUP}; gradients that are the same bits in every run have no such parts"
+            f"Allowed: less, and multiples; gradients that are the same bits in every run have no such parts"
         )
     load_regs, shed_regs, math_regs = s.registers()
     lets = program.lets
