@@ -86,6 +86,9 @@ def test_variants(name: str, same_bits: bool, device: str) -> None:
         (1, 1, 1, 1, 8, 8, torch.float16),
         (2, 2, 65, 63, 192, 128, torch.bfloat16),
         (1, 1, 40, 33, 256, 256, torch.bfloat16),
+        (2, 1, 150, 260, 256, 256, torch.float16),  # two accumulators do not fit; parts of 48 rows
+        (2, 1, 190, 130, 192, 192, torch.bfloat16),
+        (1, 1, 130, 190, 64, 256, torch.bfloat16),
         (2, 1, 70, 65, 80, 112, torch.bfloat16),
     ],
 )
@@ -97,11 +100,27 @@ def test_sizes(
     check(GradientTrial(Attention(mask=causal()), *tensors), device, same_bits)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["softcap_alibi", "document", "sink", "negative_scale"])
+def test_variants_where_two_accumulators_do_not_fit(name: str, device: str) -> None:
+    """A kernel for dv, and one for dk and for what is added up in memory."""
+    sq, sk = (100, 100) if name == "document" else (70, 150)
+    spec = CASES[name](Sizes(1, 2, sq, sk, "cpu"))[0]
+    trial = GradientTrial(spec, *qkv(b=1, hkv=1, sq=sq, sk=sk, d=256))
+    kernel = derivative(spec, trial.q, trial.k, trial.v, list(trial.names))
+    assert [k.name for k in kernel.schedule.kernels if k.name.startswith("attn_bwd_keys")] == [
+        "attn_bwd_keys0", "attn_bwd_keys1",
+    ]  # fmt: skip
+    check(trial, device)
+
+
 LOOPS = [
     HopperSumsConfig(2, 64, 2, unroll=True, turns=True), HopperSumsConfig(2, 64, 3), HopperSumsConfig(2, 128, 2),
     HopperSumsConfig(1, 64, 2, turns=False), HopperSumsConfig(2, 64, 2, split=False),
     HopperSumsConfig(3, 64, 4, merged=True), HopperSumsConfig(3, 64, 3, turns=True, merged=True),
-    HopperSumsConfig(2, 128, 2, merged=True),
+    HopperSumsConfig(2, 128, 2, merged=True), HopperSumsConfig(2, 64, 2, turns=True, merged=True, short=True),
+    HopperSumsConfig(2, 48, 2, merged=True, short=True), HopperSumsConfig(2, 48, 2, short=True),
+    HopperSumsConfig(3, 32, 3, turns=True, merged=True), HopperSumsConfig(2, 16, 3),
 ]  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from attngen import causal
 from attngen.backward_pipeline import Asked, backward_graph, following, parts_of
@@ -12,7 +13,7 @@ from attngen.config import HopperSumsConfig
 from attngen.errors import CompileError
 from attngen.expr import DType, const, load, make, mul, sub, var
 from attngen.expr import Op as ExprOp
-from attngen.ir.graph import Axis
+from attngen.ir.graph import Axis, Output
 from attngen.layout import accumulator, block_offset, blocks
 from attngen.passes.hopper.sum_room import role_registers
 from attngen.passes.scopes import Target
@@ -72,6 +73,8 @@ def test_blocks_hold_each_element_once() -> None:
     for width in (16, 32, 64):
         offsets = {block_offset(r, c) for r in range(64) for c in range(width)}
         assert offsets == set(range(64 * width))
+    for rows in (16, 32, 48):  # of a tile with fewer rows: those of its first warps
+        assert {block_offset(r, c, rows) for r in range(rows) for c in range(64)} == set(range(64 * rows))
     for lane in range(32):
         for register in range(32):
             row, column = accumulator(lane, register, 64)
@@ -98,6 +101,25 @@ def test_keys_are_owned_where_dq_is_added_up() -> None:
     asked = Asked(frozenset("qkv"), dlse=False, same_bits=False)
     parts = parts_of(backward_graph(variant, asked)[1], variant, Signature(IoType.BF16, 128, 128), SM90, False)
     assert [o.own for o in parts.owned] == [Axis.N]
+
+
+@pytest.mark.parametrize(
+    ("dims", "read", "kernels"),
+    [((128, 128), False, 1), ((192, 128), False, 2), ((192, 192), False, 2), ((256, 256), False, 2),
+     ((64, 64), True, 1), ((128, 128), True, 2)],
+)  # fmt: skip
+def test_parts_of_dq_come_from_the_kernel_of_dk(dims: tuple[int, int], read: bool, kernels: int) -> None:
+    """Where two accumulators do not fit; the gradient of a bias comes from there, too."""
+    table = torch.zeros(4, 64, 64)
+    variant = Attention(score=lambda s, b, h, i, j: s + table[h, i, j]).variant
+    wanted = {"q", "k", "v", "table"} if read else {"q", "k", "v"}
+    asked = Asked(frozenset(wanted), dlse=False, same_bits=False)
+    parts = parts_of(backward_graph(variant, asked)[1], variant, Signature(IoType.BF16, *dims), SM90, False)
+    assert [o.own for o in parts.owned] == [Axis.N] * kernels
+    made = [{out.x for out in o.graph.of(Output) if isinstance(out, Output)} for o in parts.owned]
+    assert made[:-1] == [{"dv"}] * (kernels - 1)
+    assert {"dq", "dk"} <= made[-1] and len(made[-1]) == len(wanted) - len(made[:-1])
+
 
 
 def test_only_kernels_that_an_error_names_get_the_next_configuration() -> None:
