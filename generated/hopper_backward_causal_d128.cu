@@ -9,7 +9,7 @@
 // attn_bwd_keys: tiles of keys own their sums, parts of dq_sum are added with red.add; closed forms of the mask, query tiles masked and full
 // attn_bwd_keys tile: 128 owned rows = 2 x 64, streamed tiles of 64 rows; 231024 bytes of shared memory
 // attn_bwd_keys registers: role shed: 4 warps, 72 a thread; role math: 8 warps, 216 a thread
-// attn_bwd_keys slots: 1 of K, 3 of Q, 1 of V, 2 of dS; a ring of one slot is filled once an item
+// attn_bwd_keys slots: 3 of Q, 2 of dS; K and V once an item
 // attn_bwd_keys copies: role shed issues them, beside its products: the registers of a loading role go to the others
 // attn_bwd_keys weights: split in two maps: rP behind rS, then rP behind rdP; rdP starts at what is subtracted from it. What the first knows is kept in 16 bits, and one tile of scores is held
 // attn_bwd_keys turns: 2 warpgroups issue products in turn: maps of one run beside products of another

@@ -9,14 +9,14 @@
 // attn_bwd_keys: tiles of keys own their sums; closed forms of the mask, query tiles masked and full
 // attn_bwd_keys tile: 128 owned rows = 2 x 64, streamed tiles of 128 rows; 150656 bytes of shared memory
 // attn_bwd_keys registers: role load: 4 warps, 40 a thread; role math: 8 warps, 232 a thread
-// attn_bwd_keys slots: 1 of K, 3 of Q, 1 of V, 3 of dOut; a ring of one slot is filled once an item
+// attn_bwd_keys slots: 3 of Q, 3 of dOut; K and V once an item
 // attn_bwd_keys copies: role load does nothing else: it waits for free slots
 // attn_bwd_keys weights: split in two maps: rP behind rS, then rP behind rdP; rdP starts at what is subtracted from it. What the first knows is kept in 16 bits, and one tile of scores is held
 // attn_bwd_keys turns: none: warpgroups issue when they are ready
 // attn_bwd_queries: tiles of queries own their sums; closed forms of the mask, key tiles masked and full
 // attn_bwd_queries tile: 128 owned rows = 2 x 64, streamed tiles of 128 rows; 147584 bytes of shared memory
 // attn_bwd_queries registers: role load: 4 warps, 40 a thread; role math: 8 warps, 232 a thread
-// attn_bwd_queries slots: 1 of Q, 3 of K, 1 of dOut, 3 of V; a ring of one slot is filled once an item
+// attn_bwd_queries slots: 3 of K, 3 of V; Q and dOut once an item
 // attn_bwd_queries copies: role load does nothing else: it waits for free slots
 // attn_bwd_queries weights: split in two maps: rdS behind rS, then rdS behind rdP. What the first knows is kept in 16 bits, and one tile of scores is held
 // attn_bwd_queries turns: none: warpgroups issue when they are ready

@@ -8,9 +8,10 @@ Why      a schedule explains itself. These kernels are ranked by rules, so their
 from __future__ import annotations
 
 from attngen.config import HopperSumsConfig
+from attngen.expr import variables
 from attngen.ir.ops import Map, RedFrag, Scope, TmaLoad, Wgmma
 from attngen.ir.schedule import Block, Fact, Kernel, Role, steps_of
-from attngen.passes.hopper.stage_sums import MATH, SHED
+from attngen.passes.hopper.stage_sums import MATH, OWN_ROW, SHED
 
 
 def sum_reasons(kernel: Kernel, config: HopperSumsConfig) -> tuple[Fact, ...]:
@@ -32,8 +33,10 @@ def registers(kernel: Kernel) -> str:
 
 
 def slots(kernel: Kernel) -> str:
-    held = ", ".join(f"{ring.slots} of {ring.name}" for ring in kernel.rings)
-    return f"{held}; a ring of one slot is filled once an item"
+    loads = [op for role in kernel.roles for op in steps_of(role) if isinstance(op, TmaLoad)]
+    item = {op.bar.name.partition(".")[0] for op in loads if OWN_ROW in variables(op.row)}
+    streamed = ", ".join(f"{ring.slots} of {ring.name}" for ring in kernel.rings if ring.name not in item)
+    return f"{streamed}; {' and '.join(sorted(item)) or 'nothing'} once an item"
 
 
 def copies(kernel: Kernel) -> str:
@@ -70,5 +73,5 @@ def turns(config: HopperSumsConfig) -> str:
 def parts(role: Role) -> str:
     ops = list(steps_of(role))
     adds = [op for op in ops if isinstance(op, RedFrag)]
-    held = len({op.src.name for op in adds})
-    return f"role {role.name} adds {len(adds)} a step to memory, a block of 64 rows each; accumulators: {held}"
+    held, (rows,) = len({op.src.name for op in adds}), {op.rows for op in adds}
+    return f"role {role.name} adds {len(adds)} a step to memory, a block of {rows} rows each; accumulators: {held}"
