@@ -31,7 +31,7 @@ _RESERVED_TEXT = (
     "a e y w key item items own mine need hot inv prev last middle front above below begin end run rows section "
     "visible blocks bytes cls done from to other now low upper odd own_row packed pair pairs pass phase round step "
     "swap slab smem slot any at br ci cj ei ri kk mi nj fa fb jt uniform hold popc trap cta_id cta_sync thread_id "
-    "is_masked grid_size smem_base visit_table deal_items sort_items padded tc l_t"
+    "is_masked grid_size smem_base visit_table deal_items sort_items padded tc l_t LINE"
 )
 _RESERVED = frozenset(_RESERVED_TEXT.split())
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -53,7 +53,8 @@ def c_name(name: str, suffix: str) -> str | None:
     if not _IDENTIFIER.fullmatch(name):
         return None
     if name in _RESERVED or _KERNEL_NAME.match(name) or any(p.fullmatch(name) for p in (_NUMBERED, _DERIVED)):
-        name = name.lstrip("_") + suffix
+        bare = name.lstrip("_")
+        name = f"n{bare}{suffix}" if bare[:1].isdigit() else bare + suffix
         return name + suffix if name in _RESERVED else name
     return name
 

@@ -186,7 +186,10 @@ def _in_order(variant: Variant, signature: Signature, target: Target) -> Iterato
     if measured is not None:
         yield measured
     if target.has(Feature.WGMMA):
-        yield from (c.config for c in judged(variant, signature, target) if c.config != measured)
+        from attngen.passes import hopper
+
+        found = [c.config for c in judged(variant, signature, target)]
+        yield from (c for c in (*found, *hopper.shorter(found)) if c != measured)
     else:
         yield from (c for c in candidates(variant, signature, target) if c != measured)
 

@@ -117,6 +117,18 @@ def test_empty(sizes: tuple[int, int, int], sink: torch.Tensor | None) -> None:
     assert not out.any() and torch.equal(lse, want.view(1, 2, 1).expand_as(lse))
 
 
+@pytest.mark.parametrize(("sizes", "of_sink"), [((2, 5, 0), 10.0), ((1, 0, 5), 0.0), ((0, 5, 5), 0.0)])
+def test_gradients_of_empty_calls(sizes: tuple[int, int, int], of_sink: float) -> None:
+    """Without a key lse is the sink, and the gradient through it is all there is."""
+    b, sq, sk = sizes
+    tensors = [t.requires_grad_() for t in (*qkv(b=b, sq=sq, sk=sk), torch.tensor([0.5, 2.0]))]
+    q, k, v, sink = tensors
+    out, lse = attngen.attention(q, k, v, sink=sink, return_lse=True)
+    *found, dsink = torch.autograd.grad(out.float().sum() + lse.sum(), tensors)
+    assert all(not g.any() and g.shape == t.shape for g, t in zip(found, tensors, strict=False))
+    assert torch.equal(dsink, torch.full((2,), of_sink))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

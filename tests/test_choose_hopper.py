@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch
 from attngen import pipelines, tuned
 from attngen.config import FoldPolicy, HopperConfig
 from attngen.errors import PassError
+from attngen.functions import where
 from attngen.ir.graph import Fold, Graph, Map, Mask
 from attngen.ir.schedule import Kernel, Schedule
 from attngen.model import estimate
@@ -199,10 +201,29 @@ def test_what_was_measured_comes_first() -> None:
     measured = tuned.lookup(PLAIN.variant, signature, SM90)
     first, *rest = pipelines.ranked(PLAIN.variant, signature, SM90)
     assert first == measured == HopperConfig(2, 128, 2, FoldPolicy.ANTICIPATED)
-    assert rest == [c.config for c in on("measured", 128) if c.config != measured]
+    modelled = [c.config for c in on("measured", 128) if c.config != measured]
+    assert rest[: len(modelled)] == modelled
+    assert {c.policy for c in rest[len(modelled) :]} == {FoldPolicy.RUNNING}  # for scores of long texts
     signature = Signature(IoType.BF16, 64, 64)
     assert tuned.lookup(CAPPED.variant, signature, SM90) is None
-    assert list(pipelines.ranked(CAPPED.variant, signature, SM90)) == [c.config for c in on("measured", 64, CAPPED)]
+    modelled = [c.config for c in on("measured", 64, CAPPED)]
+    assert list(pipelines.ranked(CAPPED.variant, signature, SM90))[: len(modelled)] == modelled
+
+
+@pytest.mark.parametrize(("pieces", "d"), [(4, 64), (8, 128), (16, 64)])
+def test_scores_of_long_texts_have_shorter_kernels(pieces: int, d: int) -> None:
+    """The map stands in each phase of a loop, and again where a tile is done again: a text that is too long for the
+    instruction cache has one order, two slots and no tiles that are done again."""
+
+    def score(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        found = s
+        for k in range(pieces):
+            found = where(s > 0.5 * k, s * 0.9**k + 0.1 * k, found)
+        return found
+
+    config = pipelines.derive(Attention(score=score, mask=causal()).variant, Signature(IoType.BF16, d, d), SM90).config
+    assert isinstance(config, HopperConfig)
+    assert (config.policy, config.slots, config.stages) == (FoldPolicy.RUNNING, 2, (0, 0))
 
 
 def test_measurements_hold_for_scores_of_one_form() -> None:

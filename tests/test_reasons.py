@@ -137,7 +137,8 @@ def test_explain_lists_the_candidates_with_reasons() -> None:
     head, *lines = configuration_lines(kernel)
     assert head.startswith("estimates of the machine model: ")
     candidates = judged(CAUSAL, D128, SM90)
-    ranked, out = lines[: len(candidates)], lines[len(candidates) :]
+    ranked, (*out, more) = lines[: len(candidates)], lines[len(candidates) :]
+    assert " more with less code, for scores whose code is too long in all of these: running, s2" in more
     assert all(re.search(r"estimate \+\d+\.\d %: \d+ cycles a step, tensor \d+ %, what binds: \w+", x) for x in ranked)
     assert min(float(x.split("estimate +")[1].split(" %")[0]) for x in ranked) == 0.0
     assert sum("chosen; " in x for x in ranked) == 1

@@ -136,6 +136,8 @@ def test_captures_named_as_something_of_the_kernel_get_another_name() -> None:
         assert capture.name == f"{name}_t"
     (capture,) = captured_as("l").variant.captures
     assert capture.name == "l_t_t"  # a kernel has an l and an l_t
+    (capture,) = captured_as("__1").variant.captures
+    assert capture.name == "n1_t"
 
 
 def captured_as(name: str) -> Attention:

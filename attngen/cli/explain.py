@@ -152,6 +152,7 @@ def configuration_lines(kernel: Kernel) -> Iterator[str]:
         )
     if kernel.config not in ranked:
         yield f"{kernel.config}  given by the caller"
+    shorter, left = hopper.shorter(list(candidates)), 0
     for at, config in enumerate(ranked, 1):
         said = []
         if config == kernel.config:
@@ -162,10 +163,16 @@ def configuration_lines(kernel: Kernel) -> Iterator[str]:
             said.append("behind: " + ("; ".join(drawbacks(config, kernel)) or "equal by the rules"))
         if config in candidates:
             said.append(estimated(candidates[config], least))
+        if config in shorter and not said:
+            left += 1
+            continue
         yield f"{at:>3}. {config!s:<{width}}  {'; '.join(said) or 'not among what the model ranks'}"
     spare = hopper.beside(kernel.variant.score)
     for shape, limit in hopper.excluded(kernel.signature, kernel.target, spare) if candidates else ():
         yield f"     {shape}: does not fit: {limit}"
+    if left:
+        least_code = f"{shorter[0].policy.value}, s{shorter[0].slots}"
+        yield f"     {left} more with less code, for scores whose code is too long in all of these: {least_code}"
 
 
 def estimated(candidate: Candidate, least: float) -> str:

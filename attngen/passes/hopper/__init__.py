@@ -8,6 +8,7 @@ from attngen.passes.hopper.choose import beside as beside
 from attngen.passes.hopper.choose import excluded as excluded
 from attngen.passes.hopper.choose import output_pieces as output_pieces
 from attngen.passes.hopper.choose import ranked as ranked
+from attngen.passes.hopper.choose import shorter as shorter
 from attngen.passes.hopper.expand import expand as expand
 from attngen.passes.hopper.reasons import reasons as reasons
 from attngen.passes.hopper.stage import stage as stage

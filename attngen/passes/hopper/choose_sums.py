@@ -54,6 +54,7 @@ ITEMSIZE = 2
 ROW_REGS = 40  # what values of owned queries take beside: with fewer left, the assembler gives up on the products
 MAP_REGS = 16  # what a map takes that makes all weights at once
 TURN_REGS = 16  # that turns may cost
+TRIED = 3  # ways of a shape before narrower ones: what spills in three of them spills in all
 
 
 def slabbed(cols: int) -> int:
@@ -88,7 +89,7 @@ def candidates_sums(
     owned: Owned, variant: Variant, signature: Signature, target: Target
 ) -> tuple[HopperSumsConfig, ...]:
     """Legal configurations, best first; none where no shape fits registers and shared memory."""
-    found: list[HopperSumsConfig] = []
+    found, others = list[HopperSumsConfig](), list[HopperSumsConfig]()
     for split in (True, False):
         held = step_of(owned, variant, signature, target, split)
         if held is None or (split and products(owned) == 1):
@@ -99,10 +100,11 @@ def candidates_sums(
                 left = spare(owned, signature, target, shape, held.operands)
                 if left > (ROW_REGS if owned.own is Axis.M else 0 if split else MAP_REGS):
                     made = ways(shape, bool(owned.shed()), left)
-                    found += (c for c in made if smem(owned, signature, c, held) <= target.smem_per_cta)
+                    fit = [c for c in made if smem(owned, signature, c, held) <= target.smem_per_cta]
+                    found, others = [*found, *fit[:TRIED]], [*others, *fit[TRIED:]]
     if owned.shed():  # rows of padding in products of parts cost more than a warpgroup less
         found.sort(key=lambda c: c.block_n < ROWS_A_GROUP)
-    return tuple(found)
+    return (*found, *others)
 
 
 def ways(shape: HopperSumsConfig, shed: bool, left: int) -> Iterator[HopperSumsConfig]:
