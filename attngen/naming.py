@@ -30,8 +30,8 @@ _RESERVED_TEXT = (
     "i_f j_f i_lo i_hi n_lo n_hi m_tiles end0 end1 seen_hi first some top full_lo full_hi "
     "a e y w key item items own mine need hot inv prev last middle front above below begin end run rows section "
     "visible blocks bytes cls done from to other now low upper odd own_row packed pair pairs pass phase round step "
-    "swap slab smem slot any at br ci cj ei ri kk mi nj fa fb jt uniform hold popc trap cta_id cta_sync thread_id "
-    "is_masked grid_size smem_base visit_table deal_items sort_items padded tc l_t LINE"
+    "swap slab smem slot any at br ci cj ei ri kk mi nj fa fb it jt uniform hold popc trap cta_id cta_sync "
+    "thread_id is_masked grid_size smem_base visit_table deal_items sort_items padded tc l_t LINE"
 )
 _RESERVED = frozenset(_RESERVED_TEXT.split())
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -39,7 +39,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KERNEL_NAME = re.compile(r"[rs]d?[A-Z]|d?(?:Q|K|V|S|P|O|Out)$|__|_[A-Z]")
 # strides, sizes and tensor maps among a kernel's parameters; its numbered values; gradients of captured tensors
 _NUMBERED = re.compile(
-    r"\w+_(?:[sn]\d+|map)|[uvij]\d+(?:_f)?|[ugcmnh]_(?:next|\d+)|d_\w+|(?:slot|last|next|jt|row|packed|[srx])\d+(?:_f)?"
+    r"\w+_(?:[sn]\d+|map)|[uvij]\d+(?:_f)?|[ugcmnh]_(?:next|\d+)|d_\w+|(?:slot|last|next|[ij]t|row|packed|[srx])\d+(?:_f)?"
 )
 # values that passes name after others, and the functions of a kernel
 _DERIVED = re.compile(

@@ -131,7 +131,7 @@ def test_views_made_in_the_function_and_equal_names_stay_apart() -> None:
 
 def test_captures_named_as_something_of_the_kernel_get_another_name() -> None:
     names = ("batch", "heads", "table_s0", "k_map", "u16", "u0", "i_f", "nullptr", "or_eq", "visit", "count")
-    for name in (*names, "w", "own_row", "slot2", "last3", "lse_rows", "dS"):
+    for name in (*names, "w", "own_row", "it", "slot2", "last3", "lse_rows", "dS"):
         (capture,) = captured_as(name).variant.captures
         assert capture.name == f"{name}_t"
     (capture,) = captured_as("l").variant.captures
