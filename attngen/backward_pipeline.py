@@ -24,6 +24,7 @@ from attngen.passes.differentiate import differentiate
 from attngen.passes.expand import expand
 from attngen.passes.hopper.choose_sums import candidates_sums as candidates_warpgroups
 from attngen.passes.hopper.sum_reasons import sum_reasons
+from attngen.passes.hopper.sum_room import part_rows
 from attngen.passes.hopper.sums import sums_kernel
 from attngen.passes.partition import Owned, Parts, can_shed, partition
 from attngen.passes.place import place
@@ -36,7 +37,6 @@ from attngen.passes.textbook import ROWS, SINK, textbook
 from attngen.passes.tile import _STORAGE, elem_of
 from attngen.passes.tile_sums import tile_sums
 from attngen.passes.visit_table import add_key_table, add_visit_table
-from attngen.passes.visits import ROWS_A_GROUP
 from attngen.signature import ELEMENT_BYTES, VECTOR_BYTES, Signature
 from attngen.spec import Normalizer, Variant
 from attngen.target import Feature, Target
@@ -187,7 +187,7 @@ def stages(
             if target.has(Feature.WGMMA):
                 size = mul(rows_of_tiles, const(padded(width)))
                 spaces.append(Workspace(name=node.id, elem=Elem.F32, shape=(*lead, size), zero=True))
-                cast = cast_blocks(owned.graph, out, node, elem, padded(width), min(config.block_n, ROWS_A_GROUP))
+                cast = cast_blocks(owned.graph, out, node, elem, padded(width), part_rows(config.block_n))
             else:
                 shape = (*lead, rows_of_tiles, const(tile_width(owned, width)))
                 spaces.append(Workspace(name=node.id, elem=Elem.F32, shape=shape, zero=True))

@@ -12,7 +12,7 @@ import torch
 
 from attngen.errors import Location
 
-_RESERVED_TEXT = (
+_WORDS = (
     "b h i j n m t p q k v r l s x o d out lse sink scale score seqlen_q seqlen_k stride grid tid warp lane "
     "tile exp exp2 log log2 tanh sigmoid sqrt floor abs min max where rcp fma f32 i32 inf nan true false "
     "alignas alignof and asm auto bool break case catch char class const constexpr continue default delete "
@@ -31,9 +31,9 @@ _RESERVED_TEXT = (
     "a e y w key item items own mine need hot inv prev last middle front above below begin end run rows section "
     "visible blocks bytes cls done from to other now low upper odd own_row packed pair pairs pass phase round step "
     "swap slab smem slot any at br ci cj ei ri kk mi nj fa fb it jt uniform hold popc trap cta_id cta_sync "
-    "thread_id is_masked grid_size smem_base visit_table deal_items sort_items padded tc l_t LINE"
+    "thread_id is_masked grid_size smem_base visit_table deal_items sort_items padded tc l_t bh quad LINE"
 )
-_RESERVED = frozenset(_RESERVED_TEXT.split())
+RESERVED = frozenset(_WORDS.split())  # names that the text of a kernel gives a meaning to
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # rS, sQ, rdP, dS, K, ... are the kernel's own values; the others are names that C++ reserves
 _KERNEL_NAME = re.compile(r"[rs]d?[A-Z]|d?(?:Q|K|V|S|P|O|Out)$|__|_[A-Z]")
@@ -52,10 +52,10 @@ def c_name(name: str, suffix: str) -> str | None:
     """`name`, made different by `suffix` where a kernel could not use it; None when it is no C identifier."""
     if not _IDENTIFIER.fullmatch(name):
         return None
-    if name in _RESERVED or _KERNEL_NAME.match(name) or any(p.fullmatch(name) for p in (_NUMBERED, _DERIVED)):
+    if name in RESERVED or _KERNEL_NAME.match(name) or any(p.fullmatch(name) for p in (_NUMBERED, _DERIVED)):
         bare = name.lstrip("_")
         name = f"n{bare}{suffix}" if bare[:1].isdigit() else bare + suffix
-        return name + suffix if name in _RESERVED else name
+        return name + suffix if name in RESERVED else name
     return name
 
 

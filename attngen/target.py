@@ -7,6 +7,7 @@ from enum import Enum
 
 from attngen.errors import SignatureError
 
+INSTRUCTION_BYTES = 16  # of machine code, on every target
 
 class Feature(Enum):
     CP_ASYNC = "cp_async"

@@ -354,15 +354,14 @@ def measure(device: Device) -> tuple[dict[str, float], dict[str, float]]:
     notes["issue of 16 products n128"], notes["and the wait for them"] = issue, took
     v["product_queue"] = max(0.0, round(16 - issue / notes["product ss n128 x3"], 1))
 
-    count = REGISTERS * TURNS
     batch_alone = device.beside("nothing", 1, 100, 200)[0]
     for name in (*INSTRUCTIONS, "mix"):
-        per = count * COUNTED.get(name, 1)
+        turn = REGISTERS * COUNTED.get(name, 1)
         for groups in (1, 2, 3, 4):
-            notes[f"{name} x{groups}"] = device.each(f"alone_{name}", groups, 50) / per / groups
+            notes[f"{name} x{groups}"] = device.each(f"alone_{name}", groups, 50) / (turn * TURNS) / groups
         for groups in (1, 2, 3):
             batch_took, took = device.beside(name, groups, 100, 800)
-            notes[f"{name} beside x{groups}"] = took * TURNS / TURNS_BESIDE / per / groups
+            notes[f"{name} beside x{groups}"] = took / (turn * TURNS_BESIDE) / groups
             notes[f"products beside {name} x{groups}"] = batch_took / batch_alone
         if name != "mix":
             notes[f"{name} chain"] = device.each(f"chain_{name}", 1, 50) / TURNS / COUNTED.get(name, 1)

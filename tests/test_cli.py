@@ -384,7 +384,7 @@ def test_verify_takes_configurations_of_gradients(capsys: pytest.CaptureFixture[
     small = ("--mask", "causal", "--head-dim", "32", "--cases", "1", "--batch", "1", "--sq", "30", "--sk", "40")
     asked = ("verify", "--backward", *small)
     request = request_of(parser().parse_args([*asked, "--target", "sm90", "--config", "m128n64g2 s3 joint"]))
-    one, two = gradient_kernels(request)
+    one, two = gradient_kernels(request).values()
     joint = HopperSumsConfig(2, 64, 3, split=False)
     assert (one.configs, two.configs) == ((joint,), (joint, joint))
     assert main([*asked, "--config", "m64n32w4 s2"]) == 0

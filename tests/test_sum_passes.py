@@ -121,7 +121,6 @@ def test_parts_of_dq_come_from_the_kernel_of_dk(dims: tuple[int, int], read: boo
     assert {"dq", "dk"} <= made[-1] and len(made[-1]) == len(wanted) - len(made[:-1])
 
 
-
 def test_only_kernels_that_an_error_names_get_the_next_configuration() -> None:
     a, b, c = (HopperSumsConfig(2, n, 2) for n in (64, 128, 192))
     ranked = (("attn_bwd_keys", (a, b)), ("attn_bwd_queries", (a, b, c)))

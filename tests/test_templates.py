@@ -101,7 +101,7 @@ SPELLINGS = {"mma_sync_ss": "mma_sync", "mma_sync_rs": "mma_sync", "mma_sync_ts"
 SPELLINGS |= {"st_packed": "st_frag", "cp_async_narrow": "cp_async", "st_tile_narrow": "st_tile"}
 SPELLINGS |= {"sum_eights": "sum_rows", "st_matrix_packed": "st_frag", "mbar_arrive_after_warp": "mbar_arrive"}
 SPELLINGS |= {"wgmma_ss": "wgmma", "wgmma_rs": "wgmma", "mbar_arrive_warp": "mbar_arrive", "st_matrix": "st_frag"}
-SPELLINGS |= {"st_matrix_zeros": "st_frag", "red_frag_rows": "red_frag"}
+SPELLINGS |= {"st_matrix_zeros": "st_frag"}
 
 
 def lowering_trees(name: str = "") -> list[ast.Module]:

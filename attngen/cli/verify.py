@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -180,7 +180,7 @@ def gradients(request: Request, arguments: argparse.Namespace) -> int:
     print(f"gradients of {request.spec()!r}, {request.signature}, {on.name}: max |x - float64|")
     print(f"{'BxHq/HkvxSqxSk':<18} {'data':<9} {'run':<28} {'of':<9} {'error':>9} {'torch':>9} {'allowed':>9}")
     failed = total = 0
-    orders = suited(request)
+    orders = gradient_kernels(request)
     with Progress() as progress:
         for line, ok in gradient_rows(request, arguments, orders, progress):
             print(f"{line}  {'ok' if ok else 'FAILED'}", flush=True)
@@ -191,7 +191,7 @@ def gradients(request: Request, arguments: argparse.Namespace) -> int:
 
 
 def gradient_rows(
-    request: Request, arguments: argparse.Namespace, orders: Sequence[bool], progress: Progress
+    request: Request, arguments: argparse.Namespace, orders: Iterable[bool], progress: Progress
 ) -> Iterator[tuple[str, bool]]:
     import torch
 
@@ -231,7 +231,7 @@ def inject(request: Request, arguments: argparse.Namespace) -> int:
     """The table of mutants. 1 where one is caught by nobody and has no reason to be harmless."""
     from attngen.faults import Judge, Verdict, report
 
-    kernels = gradient_kernels(request) if arguments.backward else [request.kernel()]
+    kernels = list(gradient_kernels(request).values()) if arguments.backward else [request.kernel()]
     verdicts = list[Verdict]()
     for kernel in kernels:
         with Progress() as progress:
@@ -244,36 +244,27 @@ def inject(request: Request, arguments: argparse.Namespace) -> int:
     return int(bool(missed))
 
 
-def gradient_kernels(request: Request) -> list[BackwardKernel]:
-    """By one kernel, and with the same bits in every run."""
-    return [reference_kernel(request, same_bits) for same_bits in suited(request)]
-
-
-def suited(request: Request) -> list[bool]:
-    """Whether the bits are the same in every run, for the kernels that --config suits; the others are named.
+def gradient_kernels(request: Request) -> dict[bool, BackwardKernel]:
+    """By whether the bits are the same in every run: the kernels that --config suits; the others are named.
     SignatureError where it suits none."""
-    from attngen.errors import SignatureError
-
-    refused = dict[bool, SignatureError]()
-    for same_bits in ORDER:
-        try:
-            reference_kernel(request, same_bits)
-        except SignatureError as error:
-            refused[same_bits] = error
-    if len(refused) == len(ORDER):
-        raise refused[False]
-    for same_bits, why in refused.items():
-        print(f"{ORDER[same_bits]}: not run. {why}")
-    return [same_bits for same_bits in ORDER if same_bits not in refused]
-
-
-def reference_kernel(request: Request, same_bits: bool) -> BackwardKernel:
     from attngen.backward_pipeline import Asked, gradient_names
+    from attngen.errors import SignatureError
     from attngen.execute import backward_target
 
     variant, target = request.spec().variant, backward_target(request.target, request.signature)
-    asked = Asked(frozenset(gradient_names(variant)), dlse=False, same_bits=same_bits)
-    return gradient_kernel(request, variant, target, asked)
+    made: dict[bool, BackwardKernel] = {}
+    refused: dict[bool, SignatureError] = {}
+    for same_bits in ORDER:
+        asked = Asked(frozenset(gradient_names(variant)), dlse=False, same_bits=same_bits)
+        try:
+            made[same_bits] = gradient_kernel(request, variant, target, asked)
+        except SignatureError as error:
+            refused[same_bits] = error
+    if not made:
+        raise refused[False]
+    for same_bits, why in refused.items():
+        print(f"{ORDER[same_bits]}: not run. {why}")
+    return made
 
 
 def gradient_kernel(request: Request, variant: Variant, target: Target, asked: Asked) -> BackwardKernel:

@@ -11,7 +11,7 @@ from attngen.ir.ops import Completion, Heads, Op, Ref, kind_of
 from attngen.ir.schedule import Buffer, Guard, Kernel, Ring, Role, Schedule, Value, steps_of
 from attngen.layout import Fragment, Swizzle
 from attngen.lowering.context import RoleContext
-from attngen.render import Argument
+from attngen.render import Argument, call
 
 BASE = 1024  # where dynamic shared memory starts; the kernel checks it, so that addresses can be immediates
 WARPGROUP_ROWS = 64
@@ -264,11 +264,12 @@ def hopper_calls(context: HopperContext, op: Op) -> list[Call] | None:
             return one(kind, dst=context.address(op.dst), src=op.src, head=head_at(context, op), at=context.expr(op.at),
                        bytes=op.bytes, bar=context.barrier(op.bar))  # fmt: skip
         case o.RedFrag():
-            adds: dict[str, Argument] = {"dst": op.dst, "src": context.c_name(op.src), "head": head_of(op.heads),
-                                         "at": context.expr(op.at), "tiles": context.value_of(op.src).cols // 8}
+            added = one(kind, dst=op.dst, src=context.c_name(op.src), head=head_of(op.heads), at=context.expr(op.at),
+                        tiles=context.value_of(op.src).cols // 8, step=8 * op.rows)  # fmt: skip
             if op.rows == WARPGROUP_ROWS:
-                return [(kind, adds)]
-            return [("red_frag_rows", {**adds, "warps": op.rows // 16, "step": 8 * op.rows})]
+                return added
+            lines = [line for macro, arguments in added for line in call(context.target, macro, arguments)]
+            return one("guard", predicate=f"warp < {op.rows // 16}", lines=lines)
         case _:
             return None
 

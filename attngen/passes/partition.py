@@ -73,18 +73,18 @@ def can_shed(graph: Graph) -> bool:
     leave it, too; what is added at an element's own index may."""
     outputs = [out for out in graph.of(Output) if isinstance(out, Output)]
     weights: dict[Axis, set[str]] = {}
-    for node in (contraction(graph, out) for out in outputs):
+    for out in outputs:
+        node = contraction(graph, out)
         if node is not None:
-            both = {n for n in node.operands() if {Axis.M, Axis.N} <= set(graph[n].axes)}
-            weights.setdefault(node.over, set()).update(both)
+            weights.setdefault(node.over, set()).update(_weights(graph, out))
     others = (out for out in outputs if out.mode is Assign.REDUCE_ADD)
     leave = all(set(out.axes) == set(ROWS) or "j" in variables(*out.index) for out in others)
     return set(weights) == {Axis.M, Axis.N} and weights[Axis.N] <= weights[Axis.M] and leave
 
 
 def partition(graph: Graph, apart: bool = False, shed: bool = False) -> Parts:
-    """`apart`: a kernel for each sum over queries, where two accumulators exceed the registers. `shed`: one kernel for
-    all, which owns keys."""
+    """`apart`: a kernel for each sum over queries, where two accumulators exceed the registers. `shed`: what is
+    summed over keys is added up by the kernel that has its weights, and all kernels own keys."""
     groups: dict[Axis, list[list[Output]]] = {Axis.N: [], Axis.M: []}
     row_outputs, added = list[Output](), list[Output]()
     for out in graph.of(Output):

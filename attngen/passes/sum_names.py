@@ -35,9 +35,6 @@ PLAIN = "rX"  # scores that no contraction makes
 LENGTH = {Axis.M: SEQLEN_Q, Axis.N: SEQLEN_K}
 TILE = {Axis.M: "m", Axis.N: "n"}
 WIDTH = {Axis.D: "head_dim_qk", Axis.DV: "head_dim_v"}
-TAKEN = frozenset(
-    "own_lo own_hi own_row g u c m n before masked full factor factor1 m_lo m_hi j_lo j_hi".split()
-)  # names that captured tensors and scores do not get
 
 
 def tile_name(prefix: str, node: str) -> str:

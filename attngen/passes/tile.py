@@ -37,6 +37,7 @@ from attngen.ir.ops import Op as TileOp
 from attngen.ir.program import ContractTile, LoadTile, Program, StoreTile, StoreVector, TileValue, numbered
 from attngen.ir.schedule import Access, Elem, ScalarArg, Step, TensorArg, Workspace
 from attngen.layout import Fragment
+from attngen.naming import RESERVED
 from attngen.passes.bounded import bounded, within
 from attngen.passes.choose import padded
 from attngen.passes.exponent import exponent, tile_addresses
@@ -52,12 +53,6 @@ from attngen.spec import Storage, Variant
 
 _STORAGE = {Storage.F32: Elem.F32, Storage.F16: Elem.F16, Storage.BF16: Elem.BF16}
 _STORAGE |= {Storage.I32: Elem.I32, Storage.I64: Elem.I64, Storage.U8: Elem.U8}
-RESERVED = frozenset((  # names that the text of a kernel gives a meaning to
-    "b h i j m n t p q k v o out lse rS rP rO sQ sK sV sO tid warp lane quad smem m_tiles bh hkv i_lo i_hi "
-    "n_lo n_hi full_lo full_hi end0 end1 end2 seen_lo seen_hi masked count ri ci ei at packed i0 j0 i_f j_f "
-    "i0_f j0_f scale seqlen_q seqlen_k heads batch group w w_lo w_hi rank n_next need hot slot it jt "
-    "kv_heads n_tiles dout dlse delta dq dk dv"
-).split())
 
 
 @dataclass

@@ -58,6 +58,7 @@ from attngen.ir.program import (
     TileValue,
 )  # fmt: skip
 from attngen.ir.schedule import Access, Elem, Fact, TensorArg, Workspace
+from attngen.naming import RESERVED
 from attngen.passes.bounded import bounded
 from attngen.passes.choose import padded
 from attngen.passes.choose_sums import width
@@ -74,7 +75,6 @@ from attngen.passes.sum_names import (
     KEY_KERNEL,
     LENGTH,
     PLAIN,
-    TAKEN,
     TILE,
     WIDTH,
     by_step,
@@ -87,7 +87,7 @@ from attngen.passes.sum_names import (
     tile_name,
     vector_name,
 )
-from attngen.passes.tile import _SCALARS, _STORAGE, RESERVED, _where, elem_of
+from attngen.passes.tile import _SCALARS, _STORAGE, _where, elem_of
 from attngen.passes.visits import _let, i32, visits
 from attngen.signature import Signature
 from attngen.spec import Variant
@@ -434,7 +434,7 @@ def tile_sums(owned: Owned, name: str, variant: Variant, signature: Signature, c
     elem = elem_of(signature)
     names = {simplify_expr(e): n for e, n in variant.names}
     fragments = {tile_name("r", n.id): Scope.ELEM for n in owned.graph.of(Contract)} | {PLAIN: Scope.ELEM}
-    taken = {*RESERVED, *TAKEN, *fragments, *(c.name for c in variant.captures), *(n.id for n in owned.graph.nodes)}
+    taken = {*RESERVED, *fragments, *(c.name for c in variant.captures), *(n.id for n in owned.graph.nodes)}
     axes = {"i": Scope.COL, "j": Scope.ROW} if keys else {"i": Scope.ROW, "j": Scope.COL}
     scopes = Scopes(fragments, names, taken, axes=axes, stepped=frozenset({"h"}) if keys else frozenset())
     t = _Tiler(owned, variant, signature, config, visit, elem, scopes, fragments,

@@ -30,11 +30,11 @@ from attngen.ir.schedule import (
     Work,
     WorkSource,
 )
+from attngen.naming import RESERVED
 from attngen.passes.bounded import bounded
 from attngen.passes.key_visits import key_lets, transposed_ranges
 from attngen.passes.ranges import ranges
 from attngen.passes.scopes import Scopes, Target
-from attngen.passes.tile import RESERVED
 from attngen.passes.visits import BY_LENGTH, CLASSES, VISIT, row_lets
 
 WARPS = 32  # the kernel waits for loads: all the warps an SM can hold

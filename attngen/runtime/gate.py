@@ -10,12 +10,11 @@ from attngen.errors import MissingToolError
 from attngen.predict import MAXIMUM, MMA, PACK, SPECIAL, WGMMA, Counts
 from attngen.runtime.compile import Artifact, Resources
 from attngen.runtime.sass import sass_counts, spills_in_loops
+from attngen.target import INSTRUCTION_BYTES
 
 # The assembler says so when it gave up on a schedule: wgmma made synchronous, fences added, setmaxnreg
 # dropped.
 LOG_WORDS = ("serialized", "injected", "ignored")
-
-INSTRUCTION = 16  # bytes of machine code
 
 MEANING = {
     WGMMA: "products of warpgroups",
@@ -136,5 +135,5 @@ def _loop_findings(cubin: bytes, symbol: str, spilled: float) -> Iterator[GateFi
     for (start, end, hot), count in loops.items():
         kind = "a hot loop" if hot else "an outer loop"
         message = f"{symbol}: {count} local-memory accesses in {kind}, SASS {start:#06x} to {end:#06x}"
-        instructions = (end - start) // INSTRUCTION + 1
+        instructions = (end - start) // INSTRUCTION_BYTES + 1
         yield GateFinding(Rule.LOOP_SPILL, symbol, message, fatal=hot and count > spilled * instructions)

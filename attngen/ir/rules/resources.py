@@ -12,10 +12,9 @@ from attngen.ir.rules.case import Case, Finding
 from attngen.ir.schedule import Block, Classes, Guard, Kernel, Role, Step
 from attngen.ir.walk import statements
 from attngen.layout import Fragment
-from attngen.target import Feature
+from attngen.target import INSTRUCTION_BYTES, Feature
 
 WARPGROUP = 4  # warps
-INSTRUCTION = 16  # bytes
 
 
 def threads(case: Case) -> Iterator[Finding]:
@@ -96,7 +95,7 @@ def instructions(op: Op, role: Role) -> int:
 def code_bytes(role: Role) -> int:
     def size(steps: tuple[Step, ...], cls: str | None) -> int:
         flat = [(s, op) for s in steps for op in (s.body if isinstance(s, Guard) else (s,))]
-        return INSTRUCTION * sum(
+        return INSTRUCTION_BYTES * sum(
             instructions(op, role) for s, op in flat if cls is None or {s.only, op.only} <= {"", cls}
         )
 

@@ -33,11 +33,12 @@ from attngen.passes.hopper.stage_sums import SumStager
 from attngen.passes.hopper.sum_room import (
     ADDRESSES,
     BARRIERS,
+    ITEMSIZE,
     SLAB,
-    pieces,
+    least_staging,
+    part_rows,
     role_registers,
     shared_accumulators,
-    staging,
 )  # fmt: skip
 from attngen.passes.partition import Owned
 from attngen.passes.place import place
@@ -50,7 +51,6 @@ from attngen.target import Target
 
 WIDTHS = (128, 112, 96, 80, 64, 48, 32, 16)
 SLOTS = (3, 2)
-ITEMSIZE = 2
 ROW_REGS = 40  # what values of owned queries take beside: with fewer left, the assembler gives up on the products
 MAP_REGS = 16  # what a map takes that makes all weights at once
 TURN_REGS = 16  # that turns may cost
@@ -95,13 +95,14 @@ def candidates_sums(
         if held is None or (split and products(owned) == 1):
             continue
         for groups in (3, 2) if owned.shed() else (2, 1):
-            for block_n in (w for w in WIDTHS if w % min(w, ROWS_A_GROUP) == 0 or not owned.shed()):
+            for block_n in (w for w in WIDTHS if w % part_rows(w) == 0 or not owned.shed()):
                 shape = HopperSumsConfig(groups, block_n, 2, split, merged=groups == 3)
                 left = spare(owned, signature, target, shape, held.operands)
                 if left > (ROW_REGS if owned.own is Axis.M else 0 if split else MAP_REGS):
                     made = ways(shape, bool(owned.shed()), left)
                     fit = [c for c in made if smem(owned, signature, c, held) <= target.smem_per_cta]
-                    found, others = [*found, *fit[:TRIED]], [*others, *fit[TRIED:]]
+                    found += fit[:TRIED]
+                    others += fit[TRIED:]
     if owned.shed():  # rows of padding in products of parts cost more than a warpgroup less
         found.sort(key=lambda c: c.block_n < ROWS_A_GROUP)
     return (*found, *others)
@@ -150,8 +151,7 @@ def smem(owned: Owned, signature: Signature, config: HopperSumsConfig, step: Ste
     """Bytes of tiles, with one slot of what crosses the warps and the least that an output leaves through."""
     own, stream, sums, parts = sizes(owned, signature)
     n, rows = config.block_n, config.block_m
-    out = min((staging(rows, x).bytes for x in pieces(sums)), default=0)
     tiles = rows * sum(map(slabbed, own)) + n * config.slots * sum(map(slabbed, stream))
     tiles += rows * slabbed(n) if parts else 0
     tiles -= n * step.brief if config.short else 0
-    return ITEMSIZE * tiles + out + 4 * step.vectors * n * config.slots + BARRIERS
+    return ITEMSIZE * tiles + least_staging(rows, sums) + 4 * step.vectors * n * config.slots + BARRIERS

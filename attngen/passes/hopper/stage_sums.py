@@ -74,6 +74,8 @@ from attngen.passes.hopper.stage import GROUP_THREADS, OUTPUT_TURN, STAGING, T, 
 from attngen.passes.hopper.sum_room import (
     BARRIERS,
     STAGED,
+    least_staging,
+    part_rows,
     pieces,
     role_registers,
     shared_accumulators,
@@ -243,8 +245,7 @@ class SumStager:
 
     @property
     def part_rows(self) -> int:
-        """Of a tile of fewer rows than a product has, the rows beyond it are padding that is added nowhere."""
-        return min(self.config.block_n, ROWS_A_GROUP)
+        return part_rows(self.config.block_n)
 
     def accumulators(self) -> dict[str, int]:
         """Values of the parts, and their columns."""
@@ -389,7 +390,7 @@ class SumStager:
                       if isinstance(op, LoadTile) and op.dst.name not in kept}  # fmt: skip
         values = [v for v in self.program.values if v.space is Space.SHARED]
         crossing = {op.dst.name for op in self.body if isinstance(op, StageTile)}
-        least = min((staging(self.config.block_m, n).bytes for n in pieces(self.widths())), default=0)
+        least = least_staging(self.config.block_m, self.widths())
         for staged in (STAGED, 1):
             slots |= dict.fromkeys(crossing, staged)
             found = tuple(Buffer(name=v.name, elem=v.elem, layout=v.layout, slots=slots.get(v.name, 1))
@@ -454,7 +455,7 @@ def stage_sums(program: Program, target: Target) -> Kernel:
     if s.shed and config.block_n % s.part_rows:
         raise SignatureError(
             f"block_n={config.block_n} for {program.name}, which adds parts of {ROWS_A_GROUP} rows up in memory. "
-            f"Allowed: less, and multiples; gradients that are the same bits in every run have no such parts"
+            "Allowed: less, and multiples; gradients that are the same bits in every run have no such parts"
         )
     load_regs, shed_regs, math_regs = s.registers()
     lets = program.lets

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from attngen.errors import SignatureError
 from attngen.layout import SmemLayout, Swizzle
 from attngen.passes.hopper.stage import GROUP_THREADS
+from attngen.passes.visits import ROWS_A_GROUP
 from attngen.target import Target
 
 MORE_ADDRESSES = 8  # of the role of parts, where it works out those of copies, too
@@ -15,6 +16,7 @@ ADDRESSES = 24  # registers below the first accumulator (attngen.ir.rules.regist
 BARRIERS = 1024  # bytes kept for barriers
 SLAB = 64  # columns that lie side by side in shared memory
 HALF = SLAB // 2
+ITEMSIZE = 2
 STAGED = 2  # slots of a tile that crosses the warps: one is read while the next is written; 1 where memory has no more
 
 
@@ -28,7 +30,17 @@ def pieces(widths: Sequence[int]) -> Iterator[int]:
 
 def staging(rows: int, cols: int) -> SmemLayout:
     """Where an output lies before it leaves."""
-    return SmemLayout(rows, cols, 2, Swizzle.B64 if cols == HALF else Swizzle.B128)
+    return SmemLayout(rows, cols, ITEMSIZE, Swizzle.B64 if cols == HALF else Swizzle.B128)
+
+
+def least_staging(rows: int, widths: Sequence[int]) -> int:
+    """Bytes of the smallest place that outputs can leave through."""
+    return min((staging(rows, n).bytes for n in pieces(widths)), default=0)
+
+
+def part_rows(block_n: int) -> int:
+    """Rows of a part. Where a tile has fewer than a product, those beyond it are padding that is added nowhere."""
+    return min(block_n, ROWS_A_GROUP)
 
 
 def shared_accumulators(widths: Sequence[int]) -> list[str]:
